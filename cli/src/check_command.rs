@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use splitrail_config::{ConfigText, Loaded, Problem};
+use splitrail_config::{ConfigText, LoadedConfig, Problem};
 use splitrail_inspection::{Finding, ModelFacts, Severity, findings};
 use splitrail_prompt::PromptModel;
 use splitrail_settings::command::{Failure, Paint, exit, print_error};
 
-use crate::download::{self, NotLoaded};
+use crate::download::{self, LoadFailure};
 use crate::not_assembled;
 use crate::output::Output;
 
@@ -47,11 +47,11 @@ pub(crate) struct CheckArgs {
 }
 
 /// A configuration, and what was found out about it.
-struct Checked {
+struct CheckedConfig {
     /// The file, as it was named.
     file: String,
     /// The configuration; or its mistakes.
-    loaded: Result<Loaded, NotLoaded>,
+    loaded: Result<LoadedConfig, LoadFailure>,
     /// Warnings about tokenizers, which have no place in the file.
     notes: Vec<String>,
     /// What is wrong with a file that the configuration names; then nothing is asked.
@@ -76,7 +76,7 @@ pub(crate) async fn run(args: &CheckArgs) -> Result<Output, Failure> {
     let is_stdin = path == Path::new("-");
     let loaded = load(path, is_stdin, args.download).await;
     let file = if is_stdin { "stdin".to_owned() } else { path.display().to_string() };
-    let mut checked = Checked {
+    let mut checked = CheckedConfig {
         file,
         loaded,
         notes: Vec::new(),
@@ -102,7 +102,7 @@ pub(crate) async fn run(args: &CheckArgs) -> Result<Output, Failure> {
     Ok(Output { text: text::render(&checked, Paint::of_stdout()), code })
 }
 
-async fn load(path: &Path, is_stdin: bool, downloads: bool) -> Result<Loaded, NotLoaded> {
+async fn load(path: &Path, is_stdin: bool, downloads: bool) -> Result<LoadedConfig, LoadFailure> {
     let text = match is_stdin {
         true => ConfigText::read_stdin(),
         false => ConfigText::read(path),
@@ -110,7 +110,7 @@ async fn load(path: &Path, is_stdin: bool, downloads: bool) -> Result<Loaded, No
     download::load(&text?, splitrail_router::PARTS, downloads).await
 }
 
-impl Checked {
+impl CheckedConfig {
     /// Loads the tokenizers of all models, whose notes become warnings; `None` if the configuration
     /// or one of them cannot be used.
     fn load_prompts(&mut self) -> Option<Vec<Option<PromptModel>>> {

@@ -1,4 +1,4 @@
-//! What replicas say of themselves and of their workers.
+//! What replicas report about themselves and their workers.
 
 mod ask_all;
 mod attention;

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use splitrail_config::{ConfigText, Loaded, Parts, Problems, hub_folder};
+use splitrail_config::{ConfigText, LoadedConfig, Parts, Problems, hub_folder};
 use splitrail_settings::command::{Failure, exit};
 
 mod download_error;
@@ -24,19 +24,19 @@ use store::Store;
 const MODEL_TIME_MAX: Duration = Duration::from_secs(600);
 
 /// Why a configuration that `--download` was asked for cannot be used.
-pub(crate) struct NotLoaded {
+pub(crate) struct LoadFailure {
     pub(crate) problems: Problems,
     /// The exit code, if it is not that of the problems.
     code: Option<u8>,
 }
 
-impl From<Problems> for NotLoaded {
+impl From<Problems> for LoadFailure {
     fn from(problems: Problems) -> Self {
         Self { problems, code: None }
     }
 }
 
-impl NotLoaded {
+impl LoadFailure {
     /// The exit code.
     pub(crate) fn code(&self) -> u8 {
         let of_problems = if self.problems.is_unreadable() { exit::NO_INPUT } else { exit::CONFIG };
@@ -57,7 +57,7 @@ pub(crate) async fn load(
     text: &ConfigText,
     parts: Parts,
     downloads: bool,
-) -> Result<Loaded, NotLoaded> {
+) -> Result<LoadedConfig, LoadFailure> {
     let missing = if downloads { text.missing_tokenizers() } else { Vec::new() };
     let mut fetched: Vec<&str> = Vec::new();
     for tokenizer in &missing {
@@ -71,7 +71,7 @@ pub(crate) async fn load(
         });
         if let Err(DownloadError { code, why, hint }) = outcome {
             let problems = text.not_fetched(tokenizer, &why, &hint);
-            return Err(NotLoaded { problems, code: Some(code) });
+            return Err(LoadFailure { problems, code: Some(code) });
         }
         fetched.push(&tokenizer.id);
     }

@@ -12,14 +12,14 @@ use splitrail_settings::command::{Failure, exit, print_line};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::admin::{AdminArgs, AskError, Replica, percent_encoded};
-use crate::change::{Changed, code, summary};
+use crate::change::{ChangeResult, code, summary};
 use crate::cluster::{WorkerSnapshot, ask_all};
 use crate::output::Output;
 use crate::safe_text::printable;
 
 mod wait;
 
-use wait::{Ending, Proof, Wait};
+use wait::{Proof, WaitEnd, WorkerWait};
 
 /// Maximum width of a worker's name in a message.
 const NAME_MAX_COLUMNS: usize = 60;
@@ -82,11 +82,11 @@ pub(crate) async fn drain(args: DrainArgs) -> Result<Output, Failure> {
     if !target.json {
         print_line(&report.join("\n"))?;
     }
-    let waiting = Wait::new(&drained, &model, &target.id, !target.json);
+    let waiting = WorkerWait::new(&drained, &model, &target.id, !target.json);
     let ending = waiting.run(time_max, async { interrupts.recv().await }).await;
     let code = match (&ending, code(&changed)) {
-        (Ending::Interrupted, _) => exit::INTERRUPTED,
-        (Ending::Ended(proofs), 0) if proofs.iter().all(Proof::is_proved) => 0,
+        (WaitEnd::Interrupted, _) => exit::INTERRUPTED,
+        (WaitEnd::Ended(proofs), 0) if proofs.iter().all(Proof::is_proved) => 0,
         _ => exit::INCOMPLETE,
     };
     Ok(Output { text: target.text(&changed, &[], Some((&drained, &ending))), code })
@@ -111,7 +111,11 @@ impl Target {
     }
 
     /// Makes the change on all replicas.
-    async fn change(&self, replicas: &[Replica], method: Method) -> Vec<Changed<WorkerSnapshot>> {
+    async fn change(
+        &self,
+        replicas: &[Replica],
+        method: Method,
+    ) -> Vec<ChangeResult<WorkerSnapshot>> {
         let mut path = format!("/admin/workers/{}/drain", percent_encoded(&self.id));
         if let Some(model) = &self.model {
             path += &format!("?model={}", percent_encoded(model));
@@ -129,8 +133,8 @@ impl Target {
     }
 
     /// What came of the change, one line for each replica.
-    fn report(&self, changed: &[Changed<WorkerSnapshot>], done: &str) -> Vec<String> {
-        let line = |(name, reply): &Changed<WorkerSnapshot>| match reply {
+    fn report(&self, changed: &[ChangeResult<WorkerSnapshot>], done: &str) -> Vec<String> {
+        let line = |(name, reply): &ChangeResult<WorkerSnapshot>| match reply {
             Ok(worker) => {
                 let state = printable(&worker.state, NAME_MAX_COLUMNS);
                 format!("{name}: {} is {state}, {}", self.name(), requests(worker.requests))
@@ -145,9 +149,9 @@ impl Target {
 
     fn text(
         &self,
-        changed: &[Changed<WorkerSnapshot>],
+        changed: &[ChangeResult<WorkerSnapshot>],
         report: &[String],
-        waited: Option<(&[Replica], &Ending)>,
+        waited: Option<(&[Replica], &WaitEnd)>,
     ) -> String {
         if self.json {
             return format!("{:#}", to_json(changed, waited));
@@ -160,12 +164,12 @@ impl Target {
     /// What came of the wait.
     fn waited(
         &self,
-        changed: &[Changed<WorkerSnapshot>],
+        changed: &[ChangeResult<WorkerSnapshot>],
         replicas: &[Replica],
-        ending: &Ending,
+        ending: &WaitEnd,
     ) -> String {
         let id = self.name();
-        let Ending::Ended(proofs) = ending else {
+        let WaitEnd::Ended(proofs) = ending else {
             return format!(
                 "interrupted: {id} stays drained; `splitrail undrain {id}` takes it back into service"
             );
@@ -206,15 +210,18 @@ fn requests(count: u64) -> String {
     }
 }
 
-fn to_json(changed: &[Changed<WorkerSnapshot>], waited: Option<(&[Replica], &Ending)>) -> Value {
+fn to_json(
+    changed: &[ChangeResult<WorkerSnapshot>],
+    waited: Option<(&[Replica], &WaitEnd)>,
+) -> Value {
     let proof_of = |name: &str| -> Value {
-        let Some((replicas, Ending::Ended(proofs))) = waited else { return Value::Null };
+        let Some((replicas, WaitEnd::Ended(proofs))) = waited else { return Value::Null };
         let mut pairs = replicas.iter().zip(proofs);
         pairs.find(|(replica, _)| replica.name() == name).map_or(Value::Null, |(_, proof)| {
             json!({ "is_proved": proof.is_proved(), "message": proof.text("the worker") })
         })
     };
-    let replica = |(name, reply): &Changed<WorkerSnapshot>| match reply {
+    let replica = |(name, reply): &ChangeResult<WorkerSnapshot>| match reply {
         Ok(worker) => json!({
             "admin": name, "done": true, "state": worker.state, "requests": worker.requests,
             "without_requests": proof_of(name),
@@ -223,6 +230,6 @@ fn to_json(changed: &[Changed<WorkerSnapshot>], waited: Option<(&[Replica], &End
     };
     json!({
         "replicas": changed.iter().map(replica).collect::<Vec<_>>(),
-        "interrupted": matches!(waited, Some((_, Ending::Interrupted))),
+        "interrupted": matches!(waited, Some((_, WaitEnd::Interrupted))),
     })
 }

@@ -57,7 +57,8 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<String, Failure> {
     let headers: HeaderMap = args.header.into_iter().collect();
     let replicas = args.admin.replicas().await?;
     let replies = ask(&replicas, &path, &headers, body.into()).await;
-    let Found { reply, not_asked } = find(&replicas, replies, args.request_id.is_some())?;
+    let FoundExplanation { reply, not_asked } =
+        find(&replicas, replies, args.request_id.is_some())?;
     if args.json {
         not_asked.iter().for_each(|line| print_error(line));
         return Ok(format!("{reply:#}"));
@@ -110,7 +111,7 @@ async fn ask(
 }
 
 /// An explanation.
-struct Found {
+struct FoundExplanation {
     /// The reply of the first replica that has one.
     reply: Value,
     /// A line for each replica that could not be asked.
@@ -127,7 +128,7 @@ fn find(
     replicas: &[Replica],
     replies: Vec<Result<Value, AskError>>,
     is_past: bool,
-) -> Result<Found, Failure> {
+) -> Result<FoundExplanation, Failure> {
     let (mut found, mut refusal, mut missing) = (None, None, Vec::new());
     for (replica, reply) in replicas.iter().zip(replies) {
         match reply {
@@ -142,7 +143,7 @@ fn find(
         |(name, error): &(String, AskError)| format!("not asked: {name} ({})", error.message());
     let lines = |missing: &[(String, AskError)]| missing.iter().map(line).collect::<Vec<_>>();
     if let Some(reply) = found {
-        return Ok(Found { reply, not_asked: lines(&missing) });
+        return Ok(FoundExplanation { reply, not_asked: lines(&missing) });
     }
     let errors = || missing.iter().map(|(_, error)| error);
     let (code, said, others) = match (&refusal, &missing[..]) {
@@ -160,7 +161,7 @@ fn find(
 
 fn header(text: &str) -> Result<(HeaderName, HeaderValue), String> {
     let (name, value) = text.split_once(':').ok_or("must be `NAME: VALUE`")?;
-    let name = name.trim().parse().map_err(|_| format!("`{name}` is no header's name"))?;
-    let value = value.trim().parse().map_err(|_| format!("`{value}` is no header's value"))?;
+    let name = name.trim().parse().map_err(|_| format!("`{name}` is not a header name"))?;
+    let value = value.trim().parse().map_err(|_| format!("`{value}` is not a header value"))?;
     Ok((name, value))
 }

@@ -1,4 +1,4 @@
-//! `splitrail health`: whether a router answers, for containers without a client for HTTP.
+//! `splitrail health`: whether a router answers, for containers without an HTTP client.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;

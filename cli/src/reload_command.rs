@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use splitrail_settings::command::Failure;
 
 use crate::admin::{AdminArgs, AskError, Replica};
-use crate::change::{Changed, code, summary};
+use crate::change::{ChangeResult, code, summary};
 use crate::cluster::ask_all;
 use crate::output::Output;
 use crate::safe_text::printable;
@@ -48,7 +48,8 @@ pub(crate) async fn run(args: ReloadArgs) -> Result<Output, Failure> {
         Ok(report)
     })
     .await;
-    let changed: Vec<Changed<Value>> = replicas.iter().map(Replica::name).zip(replies).collect();
+    let changed: Vec<ChangeResult<Value>> =
+        replicas.iter().map(Replica::name).zip(replies).collect();
     let text = match args.json {
         true => format!("{:#}", to_json(&changed)),
         false => to_text(&changed),
@@ -56,8 +57,8 @@ pub(crate) async fn run(args: ReloadArgs) -> Result<Output, Failure> {
     Ok(Output { text, code: code(&changed) })
 }
 
-fn to_json(changed: &[Changed<Value>]) -> Value {
-    let replica = |(name, reply): &Changed<Value>| match reply {
+fn to_json(changed: &[ChangeResult<Value>]) -> Value {
+    let replica = |(name, reply): &ChangeResult<Value>| match reply {
         Ok(report) => json!({ "admin": name, "done": true, "report": report }),
         Err(error) => json!({
             "admin": name, "done": false, "error": error.message(),
@@ -67,7 +68,7 @@ fn to_json(changed: &[Changed<Value>]) -> Value {
     json!({ "replicas": changed.iter().map(replica).collect::<Vec<_>>() })
 }
 
-fn to_text(changed: &[Changed<Value>]) -> String {
+fn to_text(changed: &[ChangeResult<Value>]) -> String {
     let mut text = Vec::new();
     let mut digests = BTreeSet::new();
     for (name, reply) in changed {

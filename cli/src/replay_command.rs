@@ -17,7 +17,7 @@ mod args;
 
 pub(crate) use args::ReplayArgs;
 
-use args::{Configured, Local};
+use args::{ConfiguredCluster, LocalShare};
 
 /// The name of the configuration's own policy.
 const CONFIGURED: &str = "configured";
@@ -33,7 +33,8 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     let file = File::open(&args.trace).map_err(|error| {
         Failure::new(exit::NO_INPUT, format!("{}: {error}", args.trace.display()))
     })?;
-    let select = trace::Select { block_tokens: args.block_tokens, model: args.serve.as_deref() };
+    let select =
+        trace::TraceSelection { block_tokens: args.block_tokens, model: args.serve.as_deref() };
     let workload = trace::read(BufReader::new(file), select).map_err(|error| {
         Failure::new(exit::DATA_ERROR, format!("{}: {error}", args.trace.display()))
     })?;
@@ -99,7 +100,7 @@ fn entries(args: &ReplayArgs) -> Result<Vec<Entry>, Failure> {
         }
     }
     if configs.is_empty() {
-        let scenario = args.scenario(&Configured::default());
+        let scenario = args.scenario(&ConfiguredCluster::default());
         for policy in policies(&args.policy, None)? {
             entries.push(Entry { policy, scenario: scenario.clone() });
         }
@@ -131,7 +132,10 @@ fn policies(
 }
 
 /// The cluster and the policy that a configuration describes.
-fn configuration(path: &Path, model: Option<&str>) -> Result<(Configured, NamedPolicy), Failure> {
+fn configuration(
+    path: &Path,
+    model: Option<&str>,
+) -> Result<(ConfiguredCluster, NamedPolicy), Failure> {
     let loaded = splitrail_config::load(path, Parts::ALL)
         .map_err(|problems| Failure::of_problems(&problems, false))?;
     let models = loaded.config.models;
@@ -148,19 +152,19 @@ fn configuration(path: &Path, model: Option<&str>) -> Result<(Configured, NamedP
         (count > 0).then_some(count)
     };
     let local = match found.flow {
-        Flow::Aggregated => Some(Local::At(0.0)),
+        Flow::Aggregated => Some(LocalShare::At(0.0)),
         Flow::DecodeFirst => match found.cache_hit_threshold {
-            Some(HitThreshold::Auto) => Some(Local::Auto),
-            Some(HitThreshold::Ratio(ratio)) => Some(Local::At(ratio)),
-            None => Some(Local::At(DEFAULT_THRESHOLD_RATIO)),
+            Some(HitThreshold::Auto) => Some(LocalShare::Auto),
+            Some(HitThreshold::Ratio(ratio)) => Some(LocalShare::At(ratio)),
+            None => Some(LocalShare::At(DEFAULT_THRESHOLD_RATIO)),
         },
         Flow::Auto => match found.cache_hit_threshold {
-            Some(HitThreshold::Ratio(ratio)) => Some(Local::At(ratio)),
-            Some(HitThreshold::Auto) | None => Some(Local::Auto),
+            Some(HitThreshold::Ratio(ratio)) => Some(LocalShare::At(ratio)),
+            Some(HitThreshold::Auto) | None => Some(LocalShare::Auto),
         },
         Flow::PrefillFirst => None,
     };
-    let configured = Configured {
+    let configured = ConfiguredCluster {
         prefill: count(|role| role == Role::Prefill),
         decode: count(|role| role != Role::Prefill),
         local,

@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args};
-use splitrail_config::{ConfigText, Flags, Loaded};
+use splitrail_config::{ConfigText, Flags, LoadedConfig};
 
-use crate::download::{self, NotLoaded};
+use crate::download::{self, LoadFailure};
 
 /// What to serve.
 #[derive(Args)]
@@ -51,7 +51,7 @@ impl ServeArgs {
     ///
     /// # Errors
     /// All mistakes in the file or in the flags; or a tokenizer that cannot be fetched.
-    pub(crate) async fn load(&self) -> Result<Loaded, NotLoaded> {
+    pub(crate) async fn load(&self) -> Result<LoadedConfig, LoadFailure> {
         let text = match &self.config {
             Some(file) => ConfigText::read(file)?,
             None => ConfigText::of_flags(self.flags()),

@@ -86,7 +86,9 @@ async fn address_of(host: &str) -> io::Result<IpAddr> {
     };
     let mut found = lookup_host((host, 0)).await.map_err(|error| unusable(&error.to_string()))?;
     match found.next().map(|address| address.ip()) {
-        Some(address) if address.is_unspecified() => Err(unusable("is no address of an engine")),
+        Some(address) if address.is_unspecified() => {
+            Err(unusable("is not an address of an engine"))
+        }
         Some(address) => Ok(address),
         None => Err(unusable("has no address")),
     }

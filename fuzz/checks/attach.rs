@@ -4,10 +4,10 @@
 use std::sync::Arc;
 
 use prost::Message as _;
-use splitrail_config::model::Worker as WorkerConfig;
+use splitrail_config::model::WorkerConfig;
 use splitrail_fleet::{Pool, Worker};
 use splitrail_fleet_listener::ShimBlocks;
-use splitrail_kv::{Applied, HashSeed, IndexConfig};
+use splitrail_kv::{AppliedBlocks, HashSeed, IndexConfig};
 use splitrail_proto::v1::AttachRequest;
 use splitrail_proto::v1::attach_request::Message;
 
@@ -32,7 +32,7 @@ async fn play(mut data: &[u8]) {
     let mut blocks = ShimBlocks::new(Arc::clone(&pool), Arc::clone(&worker));
     let number = worker.index.0;
     while let Ok(request) = AttachRequest::decode_length_delimited(&mut data) {
-        let mut sum = Applied::default();
+        let mut sum = AppliedBlocks::default();
         let fault = match request.message {
             Some(Message::Snapshot(part)) => {
                 let (mirror_id, last) = (part.mirror_id.clone(), part.last);

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use splitrail_kv::invariants::check_overlap;
 use splitrail_kv::{
-    Applied, BlockHash, BlockName, EngineHash, HashSeed, Index, IndexConfig, KvEvent, Namespace,
-    Overlaps, RunNames, SnapshotRun, StoredBlock, Tier, WorkerKey, chain_hashes,
+    AppliedBlocks, BlockHash, BlockName, EngineHash, HashSeed, Index, IndexConfig, KvEvent,
+    Namespace, Overlaps, RunNames, SnapshotRun, StoredBlock, Tier, WorkerKey, chain_hashes,
 };
 
 const BLOCK_SIZE: u32 = 2;
@@ -109,7 +109,7 @@ fn step(index: &mut Index, choices: &mut Choices<'_>, state: &mut State) {
             state.contradicted |= !honest;
             let runs: Vec<_> = (0..count).map(|_| choices.snapshot_run(honest)).collect();
             let names: usize = runs.iter().map(|run| run.names.len()).sum();
-            let Applied { stored, malformed, over_limit, .. } =
+            let AppliedBlocks { stored, malformed, over_limit, .. } =
                 index.restore(worker, runs.iter().cloned());
             assert_eq!(stored + malformed + over_limit, names, "{runs:?}");
             waiting.remove(&worker);
@@ -119,9 +119,17 @@ fn step(index: &mut Index, choices: &mut Choices<'_>, state: &mut State) {
 
 /// Every block is counted once, and once more when it is joined or dropped after
 /// having waited.
-fn count_stored(applied: Applied, count: usize, waiting: &mut usize) {
-    let Applied { stored, replaced, removed, aside, orphaned, unknown, malformed, over_limit } =
-        applied;
+fn count_stored(applied: AppliedBlocks, count: usize, waiting: &mut usize) {
+    let AppliedBlocks {
+        stored,
+        replaced,
+        removed,
+        aside,
+        orphaned,
+        unknown,
+        malformed,
+        over_limit,
+    } = applied;
     let counted = stored + aside + orphaned + malformed + over_limit;
     assert!(counted >= count && replaced <= stored && removed + unknown == 0, "{applied:?}");
     assert!(counted - count <= *waiting, "{applied:?} after {waiting} that waited");
@@ -173,7 +181,7 @@ fn snapshot_restores(index: &Index, worker: WorkerKey) {
     let snapshot: Vec<_> = index.snapshot(worker).collect();
     let content = content(&snapshot, false);
     let applied = other.restore(worker, snapshot);
-    assert_eq!(applied, Applied { stored: content.len(), ..Applied::default() });
+    assert_eq!(applied, AppliedBlocks { stored: content.len(), ..AppliedBlocks::default() });
     assert_eq!(other.check(), Ok(()));
     assert_eq!(self::content(&other.snapshot(worker).collect::<Vec<_>>(), false), content);
     assert_eq!(other.block_counts(worker), index.block_counts(worker));

@@ -4,11 +4,11 @@
 use std::sync::Arc;
 
 use prost::Message as _;
-use splitrail_config::model::Worker as WorkerConfig;
+use splitrail_config::model::WorkerConfig;
 use splitrail_event_plane::{names, snapshot};
 use splitrail_fleet::{Pool, Worker};
 use splitrail_fleet_listener::ShimBlocks;
-use splitrail_kv::{Applied, HashSeed, IndexConfig};
+use splitrail_kv::{AppliedBlocks, HashSeed, IndexConfig};
 use splitrail_proto::v1::{PlaneAsk, PlaneEvents, PlaneReport};
 
 const LIMIT: usize = 16;
@@ -61,7 +61,7 @@ impl PublishedChanges {
 /// A stored snapshot: read part by part, each bounded before it is read.
 async fn stored(mut bytes: &[u8]) {
     let mut told = PublishedChanges::new();
-    let mut sum = Applied::default();
+    let mut sum = AppliedBlocks::default();
     let whole = bytes;
     let mut taken = 0;
     loop {
@@ -85,7 +85,7 @@ async fn stored(mut bytes: &[u8]) {
 /// Messages of events, one behind the other.
 async fn events(mut bytes: &[u8]) {
     let mut told = PublishedChanges::new();
-    let mut sum = Applied::default();
+    let mut sum = AppliedBlocks::default();
     while let Ok(message) = PlaneEvents::decode_length_delimited(&mut bytes) {
         is_the_same_again(&message);
         for events in &message.events {

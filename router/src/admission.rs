@@ -4,9 +4,10 @@
 //! Places are shared by a dynamic threshold: a client may hold at most [`SHARE_OF_FREE`] times the
 //! number of free places. A single client can hold at most eight ninths of the places. When other
 //! clients come, fewer places are free. A client above its share then gets no further places until
-//! it holds fewer, so that the shares become equal (or proportional to the weights of tenants). A client that holds none gets a place whenever
-//! one is free. No request waits, nothing is reserved for absent clients, and a decision needs only
-//! two numbers: the places that the client holds and the free places.
+//! it holds fewer, so that the shares become equal (or proportional to the weights of tenants). A
+//! client that holds none gets a place whenever one is free. No request waits, nothing is reserved
+//! for absent clients, and a decision needs only two numbers: the places that the client holds and
+//! the free places.
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;

@@ -88,7 +88,7 @@ pub struct Core {
     pub memory: Arc<MemoryBudget>,
     /// Prepares requests.
     pub preparer: Arc<Preparer>,
-    /// The permits of requests that clients have explained, [`DRY_RUNS_MAX`] in all.
+    /// The permits of requests that clients have explained, `DRY_RUNS_MAX` in all.
     pub dry_runs: Semaphore,
     /// The same for operators.
     pub operator_dry_runs: Semaphore,

@@ -1,15 +1,13 @@
 //! Splitrail: a front door for LLM clusters with disaggregated prefill and decode.
 //!
-//! The modules are listed in the order in which a request passes them, followed by the other
-//! modules. See ARCHITECTURE.md for an overview.
+//! The modules that a request passes come first, in the order in which it passes them. See
+//! ARCHITECTURE.md for an overview.
 
 pub mod ingress;
 
 pub mod service;
 
 pub mod admission;
-
-pub mod reload;
 
 /// The optional parts (cargo features) that this build includes.
 pub const PARTS: splitrail_config::Parts = splitrail_config::Parts {
@@ -21,8 +19,8 @@ pub const PARTS: splitrail_config::Parts = splitrail_config::Parts {
 pub mod abort;
 pub mod admin;
 pub mod assemble;
-
 pub mod core;
 pub mod live;
+pub mod reload;
 pub mod run;
 mod runtime_lag;

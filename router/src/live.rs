@@ -62,7 +62,7 @@ impl Default for Live {
 
 /// Why nobody can subscribe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NotSubscribed {
+pub enum SubscribeRefusal {
     /// There are [`SUBSCRIBERS_MAX`] subscribers, or too many of the address.
     #[error(
         "{SUBSCRIBERS_MAX} subscribers may watch this router, and those of one address leave places \
@@ -89,12 +89,12 @@ impl Live {
     ///
     /// # Errors
     /// There are too many subscribers, or the router has drained.
-    pub fn subscribe(&self, address: IpAddr) -> Result<Subscriber, NotSubscribed> {
+    pub fn subscribe(&self, address: IpAddr) -> Result<Subscriber, SubscribeRefusal> {
         if self.ended.is_cancelled() {
-            return Err(NotSubscribed::Ended);
+            return Err(SubscribeRefusal::Ended);
         }
         let place = self.places.take(address, SUBSCRIBERS_MAX, usize::MAX);
-        let place = place.ok_or(NotSubscribed::Full)?;
+        let place = place.ok_or(SubscribeRefusal::Full)?;
         let mut snapshots = self.latest.subscribe();
         let is_empty = snapshots.borrow().is_empty();
         match is_empty {
@@ -227,13 +227,13 @@ mod tests {
         let live = Live::default();
         let mut all: Vec<_> = std::iter::from_fn(|| live.subscribe(ADDRESS).ok()).collect();
         assert_eq!(all.len(), SUBSCRIBERS_MAX * 8 / 9 + 1);
-        assert_eq!(live.subscribe(ADDRESS).err(), Some(NotSubscribed::Full));
+        assert_eq!(live.subscribe(ADDRESS).err(), Some(SubscribeRefusal::Full));
         drop(live.subscribe("10.0.0.1".parse().unwrap()).unwrap());
         all.pop();
         drop(live.subscribe(ADDRESS).unwrap());
         drop(all);
         live.end();
-        assert_eq!(live.subscribe(ADDRESS).err(), Some(NotSubscribed::Ended));
+        assert_eq!(live.subscribe(ADDRESS).err(), Some(SubscribeRefusal::Ended));
     }
 
     #[tokio::test]

@@ -17,7 +17,7 @@ mod prepare;
 mod report;
 
 use leftovers::Leftovers;
-use prepare::Prepared;
+use prepare::PreparedReload;
 pub use prepare::ReloadError;
 pub use report::{ReloadReport, problem_json};
 
@@ -118,7 +118,7 @@ fn apply(
     file: &Path,
     before: &Serving,
 ) -> Result<ReloadReport, ReloadError> {
-    let Prepared { serving, access, report } = prepare::prepare(file, core, before)?;
+    let PreparedReload { serving, access, report } = prepare::prepare(file, core, before)?;
     if core.is_draining() {
         return Err(ReloadError::Draining);
     }

@@ -13,11 +13,11 @@ use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::memory_budget::{Charge, MemoryBudget};
 use splitrail_api::steering::Steering;
 use splitrail_api::text::push_number;
-use splitrail_api::unread::{Unread, UnreadRoom};
+use splitrail_api::unread::{UnreadReply, UnreadRoom};
 use splitrail_api::{Endpoint, JsonObject};
 use splitrail_config::model::RequestFlow;
 use splitrail_flow::context::{Context, ReplyRoom, flow_name};
-use splitrail_flow::generate::Begun;
+use splitrail_flow::generate::StartedReply;
 use splitrail_flow::prepare::{Payload, Prepared, Unit, prepare};
 use splitrail_flow::relay::detailed;
 use splitrail_flow::reply::detail::Detail;
@@ -41,7 +41,7 @@ pub struct Call {
     pub endpoint: Endpoint,
     /// Its body.
     pub body: Payload,
-    /// The client's wishes for its placement.
+    /// How the client steers the placement.
     pub steering: Steering,
     /// Whether the client requested `usage.splitrail`.
     pub usage_detail: bool,
@@ -255,7 +255,7 @@ fn reply_room(
     room: Option<Arc<UnreadRoom>>,
     prompts: usize,
 ) -> ReplyRoom {
-    let unread = Arc::new(Unread::new(&core.metrics.shed, room, prompts > 1));
+    let unread = Arc::new(UnreadReply::new(&core.metrics.shed, room, prompts > 1));
     ReplyRoom { unread, memory: Arc::clone(scope.memory()) }
 }
 
@@ -264,7 +264,7 @@ async fn begin_all(
     context: &Arc<Context>,
     units: &[Unit],
     decisions: &[DecisionHandle],
-) -> Result<Vec<Begun>, Error> {
+) -> Result<Vec<StartedReply>, Error> {
     if let ([unit], [decision]) = (units, decisions) {
         return Ok(vec![begin(context, unit, decision, 0).await?]);
     }
@@ -277,7 +277,7 @@ async fn begin_all(
 async fn combine(
     core: &Arc<Core>,
     memory: &Arc<MemoryBudget>,
-    begun: Vec<Begun>,
+    begun: Vec<StartedReply>,
     places: Places,
     detail: Option<Detail>,
 ) -> Result<ReplyBody, Error> {
@@ -288,11 +288,11 @@ async fn combine(
 }
 
 /// The bytes of a reply that is whole already.
-fn bytes(begun: &Begun) -> usize {
+fn bytes(begun: &StartedReply) -> usize {
     match begun {
-        Begun::Whole(reply) => reply.bytes(),
-        Begun::Verbatim(reply) => reply.len(),
-        Begun::Stream(_) | Begun::Made(_) => 0,
+        StartedReply::Whole(reply) => reply.bytes(),
+        StartedReply::Verbatim(reply) => reply.len(),
+        StartedReply::Stream(_) | StartedReply::RouterEvents(_) => 0,
     }
 }
 
@@ -300,30 +300,30 @@ fn bytes(begun: &Begun) -> usize {
 fn one_reply(
     core: &Core,
     memory: &Arc<MemoryBudget>,
-    mut begun: Vec<Begun>,
+    mut begun: Vec<StartedReply>,
     places: Places,
     detail: Option<Detail>,
 ) -> Result<ReplyBody, Error> {
     let merged = match (begun.len(), begun.pop()) {
         (1, Some(begun)) => match begun {
-            Begun::Whole(reply) => Merged::Whole(reply),
-            Begun::Verbatim(reply) if detail.is_none() => {
+            StartedReply::Whole(reply) => MergedReply::Whole(reply),
+            StartedReply::Verbatim(reply) if detail.is_none() => {
                 return Ok(ReplyBody::Whole(charged(core, memory, reply)?));
             }
-            Begun::Verbatim(reply) => Merged::Whole(parsed(reply)?),
-            Begun::Stream(unit) => Merged::Events(unit.into_events(None)),
-            Begun::Made(events) => Merged::Events(merge::made(events)),
+            StartedReply::Verbatim(reply) => MergedReply::Whole(parsed(reply)?),
+            StartedReply::Stream(unit) => MergedReply::Events(unit.into_events(None)),
+            StartedReply::RouterEvents(events) => MergedReply::Events(merge::made(events)),
         },
         (_, last) => merged(begun.into_iter().chain(last).collect(), places)?,
     };
     Ok(match (merged, detail) {
-        (Merged::Whole(reply), None) => ReplyBody::Whole(written(core, memory, &reply)?),
-        (Merged::Events(events), None) => ReplyBody::Events(events),
-        (Merged::Whole(mut reply), Some(detail)) => {
+        (MergedReply::Whole(reply), None) => ReplyBody::Whole(written(core, memory, &reply)?),
+        (MergedReply::Events(events), None) => ReplyBody::Events(events),
+        (MergedReply::Whole(mut reply), Some(detail)) => {
             detail.add(&mut reply);
             ReplyBody::Whole(written(core, memory, &reply)?)
         }
-        (Merged::Events(events), Some(detail)) => {
+        (MergedReply::Events(events), Some(detail)) => {
             ReplyBody::Events(detailed(events, detail, &core.preparer))
         }
     })
@@ -361,7 +361,7 @@ fn charge(core: &Core, memory: &Arc<MemoryBudget>, bytes: usize) -> Result<Charg
     }
 }
 
-enum Merged {
+enum MergedReply {
     Whole(JsonObject),
     Events(Events),
 }
@@ -374,23 +374,23 @@ fn parsed(reply: Bytes) -> Result<JsonObject, Error> {
     })
 }
 
-fn merged(begun: Vec<Begun>, places: Places) -> Result<Merged, Error> {
+fn merged(begun: Vec<StartedReply>, places: Places) -> Result<MergedReply, Error> {
     let batch = Batch::new(begun.len(), places);
     let mut replies = Vec::new();
     let mut streams = Vec::new();
     for (prompt_index, answer) in begun.into_iter().enumerate() {
         let place = || batch.place(prompt_index);
         match answer {
-            Begun::Whole(reply) => replies.push(reply),
-            Begun::Verbatim(reply) => replies.push(parsed(reply)?),
-            Begun::Stream(unit) => streams.push(unit.into_events(Some(place()))),
-            Begun::Made(events) => streams.push(place().made(events)),
+            StartedReply::Whole(reply) => replies.push(reply),
+            StartedReply::Verbatim(reply) => replies.push(parsed(reply)?),
+            StartedReply::Stream(unit) => streams.push(unit.into_events(Some(place()))),
+            StartedReply::RouterEvents(events) => streams.push(place().made(events)),
         }
     }
     if streams.is_empty() {
-        Ok(Merged::Whole(merge::replies(replies, places)?))
+        Ok(MergedReply::Whole(merge::replies(replies, places)?))
     } else {
-        Ok(Merged::Events(merge::streams(batch, streams)))
+        Ok(MergedReply::Events(merge::streams(batch, streams)))
     }
 }
 

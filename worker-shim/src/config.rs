@@ -23,7 +23,7 @@ pub use model::{Config, Drain, Events, Limits, Role, Tls};
 pub const TOKEN_VARIABLE: &str = "SPLITRAIL_FLEET_TOKEN";
 
 /// What the checks of the shim's file need to know.
-const DIALECT: FileProfile = FileProfile {
+const PROFILE: FileProfile = FileProfile {
     renamed_keys: RENAMED_KEYS,
     variables: true,
     secret_keys: &["token", "engine_api_key", "events.login"],
@@ -40,7 +40,7 @@ const RENAMED_KEYS: &[(&str, &str)] = &[
 
 /// A valid configuration and its warnings.
 #[derive(Clone, Debug)]
-pub struct Loaded {
+pub struct LoadedConfig {
     /// The configuration. Its relative paths have been resolved against the file's folder.
     pub config: Config,
     /// Settings that are allowed but may be mistakes, sorted by position.
@@ -51,9 +51,9 @@ pub struct Loaded {
 ///
 /// # Errors
 /// All problems of the file with their positions, or that the file cannot be read.
-pub fn load(path: &Path) -> Result<Loaded, Problems> {
+pub fn load(path: &Path) -> Result<LoadedConfig, Problems> {
     let name = path.display().to_string();
-    let text = file::read(path, &name, &DIALECT)?;
+    let text = file::read(path, &name, &PROFILE)?;
     parse(&name, &text, file::folder(path))
 }
 
@@ -62,12 +62,12 @@ pub fn load(path: &Path) -> Result<Loaded, Problems> {
 ///
 /// # Errors
 /// All problems of the text with their positions.
-pub fn parse(name: &str, text: &str, base_dir: &Path) -> Result<Loaded, Problems> {
+pub fn parse(name: &str, text: &str, base_dir: &Path) -> Result<LoadedConfig, Problems> {
     let rules = |root: &mut Node, report: &mut ProblemReport| rules::check(root, base_dir, report);
-    let checked = file::parse::<Config>(name, text, &schema(), &DIALECT, rules)?;
-    let file::Checked { value: mut config, warnings, .. } = checked;
+    let checked = file::parse::<Config>(name, text, &schema(), &PROFILE, rules)?;
+    let file::CheckedFile { value: mut config, warnings, .. } = checked;
     config.anchor(base_dir);
-    Ok(Loaded { config, warnings })
+    Ok(LoadedConfig { config, warnings })
 }
 
 /// Checks the flags of the command line as keys and values of a file. The positions of problems
@@ -75,7 +75,7 @@ pub fn parse(name: &str, text: &str, base_dir: &Path) -> Result<Loaded, Problems
 ///
 /// # Errors
 /// All problems.
-pub fn from_arguments(keys: Map<String, Value>) -> Result<Loaded, Problems> {
+pub fn from_arguments(keys: Map<String, Value>) -> Result<LoadedConfig, Problems> {
     // JSON is YAML. The shell has filled in variables already.
     parse("command line", &escaped_json(Value::Object(keys)).to_string(), Path::new(""))
 }

@@ -12,7 +12,7 @@ use splitrail_settings::logging::{self, LogFormat};
 use splitrail_settings::process::{raise_descriptor_limit, write_whole};
 use splitrail_settings::service_manager::tell_ready;
 use splitrail_settings::variables::schema_with_variables;
-use splitrail_shim::config::{self, Loaded};
+use splitrail_shim::config::{self, LoadedConfig};
 use splitrail_shim::run::{RunningShim, StartError, UnexpectedExit};
 use tokio::runtime::Builder;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -134,7 +134,7 @@ async fn command() -> ExitCode {
 
 impl RunArgs {
     /// Loads the configuration. With `logs`, each problem of the file becomes a log record.
-    fn load(&self, logs: bool) -> Result<Loaded, Failure> {
+    fn load(&self, logs: bool) -> Result<LoadedConfig, Failure> {
         if let Some(path) = &self.config {
             return config::load(path).map_err(|problems| Failure::of_problems(&problems, logs));
         }
@@ -166,7 +166,7 @@ impl RunArgs {
 }
 
 async fn run(args: RunArgs, logs: bool) -> Result<(), Failure> {
-    let Loaded { config, warnings } = args.load(logs)?;
+    let LoadedConfig { config, warnings } = args.load(logs)?;
     logging::warn_of(&warnings);
     raise_descriptor_limit(config.limits.connections_max, "limits.connections_max");
     let id = config.id.clone();

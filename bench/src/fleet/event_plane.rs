@@ -10,7 +10,7 @@ use futures_util::StreamExt as _;
 use prost::Message as _;
 use splitrail_event_plane::async_nats::Client;
 use splitrail_event_plane::async_nats::jetstream::object_store::ObjectMetadata;
-use splitrail_event_plane::snapshot::{Label, Stored};
+use splitrail_event_plane::snapshot::{Label, StoredParts};
 use splitrail_event_plane::{Broker, names};
 use splitrail_proto::v1;
 use tokio::time::{sleep, timeout};
@@ -121,7 +121,7 @@ impl ScriptedPublishers {
         let cache = WorkerCache { worker: at as u64, blocks: self.blocks };
         let parts = cache.parts(&hello.mirror_id, SEQUENCE);
         let bucket = context.get_object_store(names::bucket(MODEL)).await?;
-        bucket.put(metadata, &mut Stored::new(parts.into_iter())).await?;
+        bucket.put(metadata, &mut StoredParts::new(parts.into_iter())).await?;
         Ok(())
     }
 

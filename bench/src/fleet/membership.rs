@@ -5,7 +5,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use splitrail_config::model::Role;
-use splitrail_config::model::Worker as WorkerConfig;
+use splitrail_config::model::WorkerConfig;
 use splitrail_fleet::ranks::rank_key;
 use splitrail_fleet::{CandidateQuery, Roster, WorkerSource};
 use splitrail_kv::{BlockHash, EngineHash, HashedBlock, Tier};

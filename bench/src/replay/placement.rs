@@ -1,6 +1,6 @@
 //! Compares `predicted_ttft` with the best of the published policies at the same load.
 
-use splitrail_policy::Published;
+use splitrail_policy::PublishedPolicy;
 use splitrail_replay::{Entry, NamedPolicy, PolicyReport, Scenario};
 
 use super::report::{Goal, Row, print_line};
@@ -42,7 +42,7 @@ pub(super) fn run(run: &mut Run) -> Result<(), Failure> {
         };
         let mine = serve(&ours);
         let published =
-            Published::ALL.iter().filter_map(|policy| NamedPolicy::by_name(policy.name()));
+            PublishedPolicy::ALL.iter().filter_map(|policy| NamedPolicy::by_name(policy.name()));
         // Left out because it fetches prefixes over a network that the other policies do not have.
         let others: Vec<PolicyReport> =
             published.filter(|policy| policy.name != "mooncake_fetch").map(|p| serve(&p)).collect();

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
 
-use splitrail_replay::trace::{Select, read};
+use splitrail_replay::trace::{TraceSelection, read};
 use splitrail_sim::cluster::Workload;
 use splitrail_sim::cluster::workload::WorkloadBuilder;
 
@@ -29,7 +29,7 @@ const BLOCK_TOKENS: u32 = 512;
 pub(super) fn load(path: Option<&Path>) -> Result<(Workload, bool), Failure> {
     let Some(path) = path else { return Ok((conversations(), false)) };
     let file = File::open(path).map_err(|e| format!("{}: {e}", path.display()))?;
-    let workload = read(BufReader::new(file), Select::default())
+    let workload = read(BufReader::new(file), TraceSelection::default())
         .map_err(|e| format!("{}: {e}", path.display()))?;
     let seen = (workload.requests().len(), workload.total_blocks(), workload.ceiling_blocks());
     Ok((workload, seen == CONVERSATION_TRACE))

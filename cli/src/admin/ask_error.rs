@@ -16,7 +16,7 @@ const WORDS_MAX_COLUMNS: usize = 2000;
 /// Kinds of errors, which differ in their exit codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AskErrorKind {
-    /// The replica cannot be reached, or what answers is no admin listener.
+    /// The replica cannot be reached, or what answers is not an admin listener.
     Unreachable,
     /// The replica asks for a credential, or for another one.
     Credential,
@@ -53,7 +53,7 @@ impl From<AskError> for Failure {
 }
 
 impl AskError {
-    /// The replica cannot be reached, or what answers is no admin listener.
+    /// The replica cannot be reached, or what answers is not an admin listener.
     pub(super) fn unreachable(message: impl Into<String>, hint: Option<&'static str>) -> Self {
         let kind = AskErrorKind::Unreachable;
         Self { kind, message: message.into(), hint, code: String::new(), reply: Box::default() }
@@ -207,7 +207,7 @@ impl AskError {
             return Self::unreachable(format!("{at} speaks TLS"), Some(hint));
         }
         Self::unreachable(
-            format!("{at} is no admin listener: it replied with status {status}"),
+            format!("{at} is not an admin listener: it replied with status {status}"),
             Some("--admin is the address of `listen.admin`"),
         )
     }

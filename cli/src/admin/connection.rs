@@ -1,4 +1,4 @@
-//! One connection to an admin listener, or to another server of HTTP.
+//! One connection to an admin listener, or to another HTTP server.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -29,12 +29,12 @@ trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
 
 /// The part of a connection that reads and writes.
-type Served = Connection<TokioIo<Box<dyn Stream>>, Full<Bytes>>;
+type ConnectionDriver = Connection<TokioIo<Box<dyn Stream>>, Full<Bytes>>;
 
 /// An open connection that serves one request.
-pub(crate) struct Opened {
+pub(crate) struct OpenConnection {
     sender: SendRequest<Full<Bytes>>,
-    connection: Pin<Box<Served>>,
+    connection: Pin<Box<ConnectionDriver>>,
     is_open: bool,
 }
 
@@ -46,7 +46,7 @@ pub(crate) async fn open(
     address: &AdminAddress,
     resolved: Option<SocketAddr>,
     tls: Option<&Arc<ClientConfig>>,
-) -> Result<Opened, AskError> {
+) -> Result<OpenConnection, AskError> {
     let connected = match resolved {
         Some(resolved) => TcpStream::connect(resolved).await,
         None => TcpStream::connect((address.host(), address.port())).await,
@@ -56,7 +56,7 @@ pub(crate) async fn open(
         None => Box::new(plain),
         Some(config) => {
             let name = ServerName::try_from(address.host().to_owned()).map_err(|_| {
-                let what = "is no name that a certificate can be for";
+                let what = "is not a name that a certificate can have";
                 AskError::unreachable(format!("{} {what}", address.host()), None)
             })?;
             let connector = TlsConnector::from(Arc::clone(config));
@@ -68,10 +68,10 @@ pub(crate) async fn open(
     builder.max_buf_size(HEAD_MAX_BYTES);
     let handshake = builder.handshake(TokioIo::new(stream)).await;
     let (sender, connection) = handshake.map_err(|error| AskError::exchange(address, &error))?;
-    Ok(Opened { sender, connection: Box::pin(connection), is_open: true })
+    Ok(OpenConnection { sender, connection: Box::pin(connection), is_open: true })
 }
 
-impl Opened {
+impl OpenConnection {
     /// Sends the request, and returns the reply once its head has come.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use super::address::AdminAddress;
 use super::ask_error::AskError;
-use super::connection::{Opened, open};
+use super::connection::{OpenConnection, open};
 use super::replica::Replica;
 
 /// Maximum size of an event in bytes. Snapshots are bounded by their pace and are nowhere near.
@@ -31,7 +31,7 @@ pub(crate) struct Event {
 /// An open stream of events. Dropping it closes the connection.
 pub(crate) struct EventStream {
     address: AdminAddress,
-    opened: Opened,
+    opened: OpenConnection,
     body: Incoming,
     reader: EventReader,
 }

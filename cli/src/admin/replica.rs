@@ -113,7 +113,7 @@ impl Replica {
     /// A member of a reply.
     ///
     /// # Errors
-    /// There is none: what replied is no admin listener of this release.
+    /// There is none: what replied is not an admin listener of this release.
     pub(crate) fn member<'r>(&self, reply: &'r Value, name: &str) -> Result<&'r Value, AskError> {
         reply.get(name).ok_or_else(|| self.unreadable())
     }
@@ -175,7 +175,7 @@ impl Replica {
             .header(ACCEPT, "*/*")
             .header(USER_AGENT, concat!("splitrail/", env!("CARGO_PKG_VERSION")))
             .body(Full::new(body))
-            .map_err(|_| AskError::unreachable(format!("`{path}` is no path"), None))?;
+            .map_err(|_| AskError::unreachable(format!("`{path}` is not a path"), None))?;
         request.headers_mut().extend(headers);
         if let Some(key) = &self.key {
             request.headers_mut().insert(AUTHORIZATION, key.clone());

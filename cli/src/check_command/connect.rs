@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use splitrail_config::Config;
-use splitrail_config::model::{Discovery, Model, Worker};
+use splitrail_config::model::{Discovery, Model, WorkerConfig};
 use splitrail_discovery::dns;
 use splitrail_fleet::models::lone_client;
 use splitrail_inspection::{
@@ -23,7 +23,7 @@ const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(3);
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(2500);
 
 /// What the look-ups of sources found, by the places of model and source.
-type LookedUp = HashMap<(usize, usize), Result<Vec<Worker>, String>>;
+type SourceWorkers = HashMap<(usize, usize), Result<Vec<WorkerConfig>, String>>;
 
 /// Inspects the engines of all models, in the order of the configuration.
 ///
@@ -51,7 +51,7 @@ pub(super) async fn ask(
 }
 
 /// Looks up the names of all sources that are of DNS, at the same time.
-async fn look_up(models: &[Model], patience: Duration) -> LookedUp {
+async fn look_up(models: &[Model], patience: Duration) -> SourceWorkers {
     let mut look_ups = JoinSet::new();
     for (model_at, model) in models.iter().enumerate() {
         for (source_at, source) in model.discovery.iter().enumerate() {
@@ -73,7 +73,7 @@ async fn look_up(models: &[Model], patience: Duration) -> LookedUp {
 /// The listed workers of a model, and those that its sources have found at other addresses.
 fn workers(
     model: &Model,
-    mut found: impl FnMut(usize) -> Option<Result<Vec<Worker>, String>>,
+    mut found: impl FnMut(usize) -> Option<Result<Vec<WorkerConfig>, String>>,
 ) -> (Vec<SubjectWorker>, Vec<SourceFact>) {
     let listed = model.workers.iter().cloned();
     let mut workers: Vec<SubjectWorker> =

@@ -8,10 +8,10 @@ use splitrail_inspection::facts::{
 };
 use splitrail_inspection::{Finding, Origin, WorkerFacts, confirmations};
 
-use super::{Checked, InspectedModel};
+use super::{CheckedConfig, InspectedModel};
 
 /// Renders everything that is known.
-pub(super) fn render(checked: &Checked) -> Value {
+pub(super) fn render(checked: &CheckedConfig) -> Value {
     let mut problems: Vec<Value> = match &checked.loaded {
         Ok(loaded) => loaded.warnings.iter().map(|problem| located(problem, "warning")).collect(),
         Err(why) => {

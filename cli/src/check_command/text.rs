@@ -4,7 +4,7 @@ use splitrail_config::Model;
 use splitrail_inspection::{Finding, Severity, WorkerFacts, confirmations};
 use splitrail_settings::command::Paint;
 
-use super::{Checked, InspectedModel};
+use super::{CheckedConfig, InspectedModel};
 use crate::safe_text::printable;
 
 /// Maximum width of a line that contains texts of engines.
@@ -13,7 +13,7 @@ const LINE_MAX_COLUMNS: usize = 600;
 const WORD_COLUMNS: usize = 8;
 
 /// Renders warnings, what was found out about workers, and a summary in the last line.
-pub(super) fn render(checked: &Checked, paint: Paint) -> String {
+pub(super) fn render(checked: &CheckedConfig, paint: Paint) -> String {
     let mut lines: Vec<String> = Vec::new();
     let warnings = checked.warnings().iter().map(|warning| warning.painted(paint));
     for warning in warnings.chain(checked.notes.iter().cloned()) {
@@ -73,7 +73,7 @@ fn line(word: &str, colour: fn(Paint, &str) -> String, paint: Paint, text: &str)
     format!("    {word} {}", printable(text, LINE_MAX_COLUMNS))
 }
 
-fn summary(checked: &Checked) -> String {
+fn summary(checked: &CheckedConfig) -> String {
     let file = &checked.file;
     if checked.unusable.is_some() {
         return format!("{file}: not usable");

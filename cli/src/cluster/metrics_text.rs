@@ -31,7 +31,7 @@ impl Series {
 }
 
 impl MetricsText {
-    /// Reads the text; lines that are no series are left out.
+    /// Reads the text; lines that are not series are left out.
     pub(crate) fn read(text: &str) -> Self {
         let lines = text.lines().filter(|line| !line.starts_with('#'));
         Self { series: lines.filter_map(series).collect() }

@@ -1,4 +1,4 @@
-//! Where the hub is and who asks, as the variables of `huggingface_hub` say.
+//! The address of the hub and the token for it, from the variables of `huggingface_hub`.
 
 use http::HeaderValue;
 

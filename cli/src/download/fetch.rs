@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use super::download_error::DownloadError;
 use super::location::Location;
-use crate::admin::{AskError, Opened, open};
+use crate::admin::{AskError, OpenConnection, open};
 
 /// Maximum number of redirects. The hub's own take two.
 const REDIRECTS_MAX: usize = 5;
@@ -38,7 +38,7 @@ pub(super) struct FetchReply {
     pub(super) about: HeaderMap,
     /// Whether the hub itself replied, and not another server to which it redirects.
     pub(super) is_of_hub: bool,
-    opened: Opened,
+    opened: OpenConnection,
     body: Incoming,
     at: Location,
 }
@@ -83,7 +83,10 @@ impl Fetcher {
         Err(DownloadError::unavailable(why))
     }
 
-    async fn send(&self, at: &Location) -> Result<(Opened, Response<Incoming>), DownloadError> {
+    async fn send(
+        &self,
+        at: &Location,
+    ) -> Result<(OpenConnection, Response<Incoming>), DownloadError> {
         let mut request = Request::get(&at.target)
             .header(HOST, &at.host)
             .header(ACCEPT, "*/*")

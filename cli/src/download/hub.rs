@@ -39,7 +39,7 @@ impl Listing {
 }
 
 /// A file whose content has not been read.
-pub(super) struct Described {
+pub(super) struct FileDescription {
     /// The name under which the cache keeps the content: the entity tag. It is the SHA-256 of a large
     /// file, and Git's SHA-1 of a small one.
     pub(super) blob: String,
@@ -98,7 +98,7 @@ impl Hub {
         id: &str,
         commit: &str,
         file: WantedFile,
-    ) -> Result<Described, DownloadError> {
+    ) -> Result<FileDescription, DownloadError> {
         let place = self.0.endpoint.below(&format!("{id}/resolve/{commit}/{}", file.name));
         let shown = place.shown();
         let reply = self.0.get(place).await?;
@@ -110,7 +110,7 @@ impl Hub {
                 "{shown} has no entity tag: it is not that of a hub"
             ))
         })?;
-        Ok(Described { blob, file, reply })
+        Ok(FileDescription { blob, file, reply })
     }
 
     /// What a reply without success means (`x-error-code` is that of the hub).
@@ -168,7 +168,7 @@ impl Hub {
     }
 }
 
-impl Described {
+impl FileDescription {
     /// Reads the content, and compares it with its name.
     ///
     /// # Errors

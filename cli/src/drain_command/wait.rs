@@ -28,7 +28,7 @@ const PROGRESS: Duration = Duration::from_secs(2);
 const SILENT_ROUNDS_MAX: u32 = 3;
 
 /// How a wait ended.
-pub(super) enum Ending {
+pub(super) enum WaitEnd {
     /// The person who runs the command does not want to wait any longer.
     Interrupted,
     /// What is known of each replica.
@@ -82,7 +82,7 @@ impl Proof {
 }
 
 /// One replica during the wait.
-struct Watched {
+struct WatchedReplica {
     replica: Replica,
     silent_rounds: u32,
     /// Whether it was said that the worker is the last one of its role.
@@ -94,8 +94,8 @@ struct Watched {
 }
 
 /// Waits for one worker.
-pub(super) struct Wait<'w> {
-    watched: Vec<Watched>,
+pub(super) struct WorkerWait<'w> {
+    watched: Vec<WatchedReplica>,
     model: &'w str,
     id: &'w str,
     /// Whether the progress is shown.
@@ -108,14 +108,14 @@ pub(super) struct Wait<'w> {
     lease: Option<Duration>,
 }
 
-impl<'w> Wait<'w> {
+impl<'w> WorkerWait<'w> {
     pub(super) fn new(
         replicas: &[Replica],
         model: &'w str,
         id: &'w str,
         shows_progress: bool,
     ) -> Self {
-        let watched = |replica: &Replica| Watched {
+        let watched = |replica: &Replica| WatchedReplica {
             replica: replica.clone(),
             silent_rounds: 0,
             is_warned: false,
@@ -131,7 +131,7 @@ impl<'w> Wait<'w> {
         mut self,
         time_max: Option<Duration>,
         interrupted: impl Future<Output = T>,
-    ) -> Ending {
+    ) -> WaitEnd {
         let far = Duration::from_secs(365 * 24 * 3600);
         let mut is_late = pin!(sleep_until(Instant::now() + time_max.unwrap_or(far)));
         let mut interrupted = pin!(interrupted);
@@ -140,12 +140,12 @@ impl<'w> Wait<'w> {
         loop {
             let is_over = tokio::select! {
                 biased;
-                _signal = &mut interrupted => return Ending::Interrupted,
+                _signal = &mut interrupted => return WaitEnd::Interrupted,
                 () = &mut is_late => true,
                 is_over = async { rounds.tick().await; self.round().await } => is_over,
             };
             if is_over {
-                return Ending::Ended(self.watched.into_iter().map(|one| one.proof).collect());
+                return WaitEnd::Ended(self.watched.into_iter().map(|one| one.proof).collect());
             }
         }
     }
@@ -227,7 +227,8 @@ impl<'w> Wait<'w> {
             }
             one.fetching = Some(in_flight);
         }
-        let is_fetched = |one: &Watched| one.fetching.as_ref().is_some_and(BTreeSet::is_empty);
+        let is_fetched =
+            |one: &WatchedReplica| one.fetching.as_ref().is_some_and(BTreeSet::is_empty);
         if self.lease.is_none() && open.iter().any(|at| !is_fetched(&self.watched[*at])) {
             self.lease = self.lease(&replicas).await;
         }

@@ -69,9 +69,11 @@ async fn models(engine: &EngineAddress) -> Result<Value, String> {
     let reply = asked.map_err(|error| error.message().to_owned())?;
     match reply.status.as_u16() {
         200 => serde_json::from_slice(&reply.body)
-            .map_err(|_| format!("{} is no engine: its reply is not JSON", engine.name())),
+            .map_err(|_| format!("{} is not an engine: its reply is not JSON", engine.name())),
         401 | 403 => Err(format!("{} asks for a key", engine.name())),
-        status => Err(format!("{} is no engine: it replied with status {status}", engine.name())),
+        status => {
+            Err(format!("{} is not an engine: it replied with status {status}", engine.name()))
+        }
     }
 }
 

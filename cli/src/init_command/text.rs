@@ -13,7 +13,7 @@ const EXAMPLE: &str = include_str!("../../../deploy/splitrail.example.yaml");
 /// The line before which a listener for shims belongs.
 const BEFORE_METRICS: &str = "  # metrics:";
 
-/// What the file is to say.
+/// The content of a new file.
 #[derive(Debug)]
 pub(super) struct Content {
     /// The name of the model.
@@ -29,7 +29,7 @@ pub(super) struct Content {
 pub(super) enum Source {
     /// Example addresses, which are to be changed.
     Example,
-    /// As flags say.
+    /// The engines that flags name.
     Named {
         prefill: Vec<EngineAddress>,
         decode: Vec<EngineAddress>,
@@ -67,14 +67,14 @@ pub(super) fn text(content: &Content, name: &str) -> String {
     text
 }
 
-/// What the example has for the router as a whole: from the listeners to the models.
+/// The settings of the example that belong to no model: from the listeners to the models.
 fn settings() -> &'static str {
     let start = EXAMPLE.find("listen:").unwrap_or_default();
     let end = EXAMPLE.find("\nmodels:").map_or(EXAMPLE.len(), |end| end + 1);
     &EXAMPLE[start..end]
 }
 
-/// The same with what shims need.
+/// The same settings, with a listener or a broker for shims.
 fn settings_with(shims: &Shims) -> String {
     match shims {
         Shims::Direct => {

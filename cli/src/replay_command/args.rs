@@ -75,7 +75,7 @@ pub(crate) struct ReplayArgs {
     /// A decode worker that holds at least this share of a prompt's blocks computes the rest
     /// itself; `auto` learns the share. By default as configured, or never.
     #[arg(long, value_parser = local)]
-    local: Option<Local>,
+    local: Option<LocalShare>,
     /// The time between tokens in milliseconds that `--local auto` must not exceed.
     #[arg(long, value_parser = positive, default_value_t = 200.0)]
     tbt_goal: f64,
@@ -166,7 +166,7 @@ enum InsertAtArg {
 impl ReplayArgs {
     /// The scenario of the command line; the configuration determines what the command line leaves
     /// open.
-    pub(crate) fn scenario(&self, configured: &Configured) -> Scenario {
+    pub(crate) fn scenario(&self, configured: &ConfiguredCluster) -> Scenario {
         let base = match self.model {
             ModelArg::Reference => Model::Reference.cluster(),
             ModelArg::Engine => Model::Engine.cluster(),
@@ -204,11 +204,11 @@ impl ReplayArgs {
             utilisation: self.utilisation,
             spread: self.spread,
             local_threshold: match local {
-                Some(Local::At(share)) => Some(share),
+                Some(LocalShare::At(share)) => Some(share),
                 _ => None,
             },
             queue: configured.queue.unwrap_or(Scenario::default().queue),
-            auto_tbt_goal_ms: (local == Some(Local::Auto)).then_some(self.tbt_goal),
+            auto_tbt_goal_ms: (local == Some(LocalShare::Auto)).then_some(self.tbt_goal),
             fetches: configured.fetches.or(self.fetch.then_some(FetchBounds::NONE)),
             seed: self.seed,
             ..Scenario::default()
@@ -237,13 +237,13 @@ impl ReplayArgs {
 
 /// The cluster that a configuration describes.
 #[derive(Default)]
-pub(crate) struct Configured {
+pub(crate) struct ConfiguredCluster {
     /// Number of its prefill workers.
     pub(crate) prefill: Option<usize>,
     /// Number of its other workers.
     pub(crate) decode: Option<usize>,
     /// The threshold for local prefills.
-    pub(crate) local: Option<Local>,
+    pub(crate) local: Option<LocalShare>,
     /// The router's queue.
     pub(crate) queue: Option<QueueConfig>,
     /// The bounds of its peer fetches, if it has them.
@@ -254,17 +254,17 @@ pub(crate) struct Configured {
 
 /// The minimum share of a prompt that a decode worker must hold to serve the request alone.
 #[derive(Clone, Copy, PartialEq)]
-pub(crate) enum Local {
+pub(crate) enum LocalShare {
     /// This share.
     At(f64),
     /// The share that is learned.
     Auto,
 }
 
-fn local(text: &str) -> Result<Local, String> {
+fn local(text: &str) -> Result<LocalShare, String> {
     match text {
-        "auto" => Ok(Local::Auto),
-        _ => not_negative(text).map(Local::At).map_err(|told| format!("{told}, nor `auto`")),
+        "auto" => Ok(LocalShare::Auto),
+        _ => not_negative(text).map(LocalShare::At).map_err(|told| format!("{told}, nor `auto`")),
     }
 }
 

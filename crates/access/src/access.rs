@@ -21,7 +21,7 @@ use crate::jwt::Claims;
 use crate::keys::{Grant, KeyHolder, KeySource};
 #[cfg(feature = "nats")]
 use crate::limits::replicas::Replicas;
-use crate::limits::{Counting, SteadyClock};
+use crate::limits::{LimitCounting, SteadyClock};
 use crate::refusal::Refusal;
 use crate::salt::SaltKey;
 use crate::tenant::Tenant;
@@ -40,25 +40,25 @@ pub struct Access {
     /// Whether requests need a credential.
     asks: bool,
     keys: Vec<KeySource>,
-    issuers: Vec<Trusted>,
+    issuers: Vec<TrustedIssuer>,
     certificate: Option<CertificateName>,
     /// The tenants, by name and by identity.
     tenants: HashMap<Box<str>, Arc<Tenant>>,
     /// The tenant of requests without a credential.
     default: Option<Arc<Tenant>>,
-    counting: Counting,
+    counting: LimitCounting,
     clock: SteadyClock,
     salt_key: SaltKey,
 }
 
 /// An issuer, and the tenants that its tokens may name.
-struct Trusted {
+struct TrustedIssuer {
     issuer: Arc<Issuer>,
     /// The names of the tenants; `None` for all.
     tenants: Option<Vec<String>>,
 }
 
-impl Trusted {
+impl TrustedIssuer {
     fn may_name(&self, tenant: &Tenant) -> bool {
         self.tenants.as_ref().is_none_or(|names| names.iter().any(|name| **name == *tenant.name))
     }
@@ -93,15 +93,15 @@ pub enum AccessError {
 
 /// Where a configuration has limits counted.
 #[cfg_attr(not(feature = "nats"), allow(clippy::unnecessary_wraps, unused_variables))]
-fn counting(config: &Config, clock: SteadyClock) -> Result<Counting, AccessError> {
+fn counting(config: &Config, clock: SteadyClock) -> Result<LimitCounting, AccessError> {
     Ok(match (&config.quotas, &config.events) {
-        (Quotas::Local(local), _) => Counting::Local(local.share),
+        (Quotas::Local(local), _) => LimitCounting::Local(local.share),
         #[cfg(feature = "nats")]
         (Quotas::Nats(quotas), Events::Nats(events)) => {
-            Counting::Shared(Arc::new(Replicas::new(quotas, events, clock)?))
+            LimitCounting::Shared(Arc::new(Replicas::new(quotas, events, clock)?))
         }
         // The checks of a configuration exclude it.
-        (Quotas::Nats(_), _) => Counting::Local(1.0),
+        (Quotas::Nats(_), _) => LimitCounting::Local(1.0),
     })
 }
 
@@ -146,7 +146,7 @@ impl Access {
                         Some(known) => Arc::clone(&known.issuer),
                         None => Arc::new(Issuer::new(auth, metrics)?),
                     };
-                    issuers.push(Trusted { issuer, tenants: auth.tenants.clone() });
+                    issuers.push(TrustedIssuer { issuer, tenants: auth.tenants.clone() });
                 }
                 Auth::ClientCertificate { tenant } => certificate = Some(*tenant),
             }
@@ -196,7 +196,7 @@ impl Access {
     pub fn apply_limits(&self) {
         self.tenants.values().for_each(|tenant| tenant.apply_limits(&self.counting));
         #[cfg(feature = "nats")]
-        if let Counting::Shared(replicas) = &self.counting {
+        if let LimitCounting::Shared(replicas) = &self.counting {
             // The name may be an identity of another tenant.
             replicas.retain(|name| self.tenant(name).is_some_and(|tenant| &*tenant.name == name));
         }
@@ -209,9 +209,9 @@ impl Access {
         let counting = self.counting.clone();
         async move {
             match counting {
-                Counting::Local(_) => std::future::pending().await,
+                LimitCounting::Local(_) => std::future::pending().await,
                 #[cfg(feature = "nats")]
-                Counting::Shared(replicas) => replicas.run().await,
+                LimitCounting::Shared(replicas) => replicas.run().await,
             }
         }
     }
@@ -220,9 +220,9 @@ impl Access {
     /// task of [`share_limits`](Self::share_limits) has ended. Ends after 2 s at the latest.
     pub async fn give_shares_back(&self) {
         match &self.counting {
-            Counting::Local(_) => {}
+            LimitCounting::Local(_) => {}
             #[cfg(feature = "nats")]
-            Counting::Shared(replicas) => replicas.leave().await,
+            LimitCounting::Shared(replicas) => replicas.leave().await,
         }
     }
 
@@ -245,7 +245,7 @@ impl Access {
             return Ok(self.default.clone());
         }
         if let Some(credential) = credential::of(headers) {
-            let tenant = |trusted: &Trusted, claims: Claims| {
+            let tenant = |trusted: &TrustedIssuer, claims: Claims| {
                 let tenant = self.named(&claims.tenant)?;
                 trusted.may_name(&tenant).then_some(tenant).ok_or(Refusal::NoTenant)
             };
@@ -276,7 +276,7 @@ impl Access {
         let Some(credential) = credential::of(headers).filter(|_| self.asks) else {
             return Ok(None);
         };
-        let operator = |_: &Trusted, claims: Claims| {
+        let operator = |_: &TrustedIssuer, claims: Claims| {
             let role = claims.role.ok_or(Refusal::WrongUse)?;
             Ok(Operator { role, key: claims.tenant.as_str().into() })
         };
@@ -296,7 +296,7 @@ impl Access {
         &self,
         credential: &str,
         now: SystemTime,
-        sender: impl Fn(&Trusted, Claims) -> Result<T, Refusal>,
+        sender: impl Fn(&TrustedIssuer, Claims) -> Result<T, Refusal>,
     ) -> Option<Result<T, Refusal>> {
         if self.issuers.is_empty() || !credential::is_token(credential) {
             return None;
@@ -389,7 +389,7 @@ models:
         let refused = Access::new(&config(&["acme", "new"]), &metrics, Some(&running)).unwrap();
         drop(refused);
         running.apply_limits();
-        let Counting::Shared(replicas) = &running.counting else { panic!("not shared") };
+        let LimitCounting::Shared(replicas) = &running.counting else { panic!("not shared") };
         assert_eq!(replicas.names(), ["acme"]);
     }
 }

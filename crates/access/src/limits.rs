@@ -34,15 +34,15 @@ mod tests;
 mod window;
 
 pub use clock::SteadyClock;
-pub use exceeded::{Exceeded, LimitStanding, Standing};
+pub use exceeded::{LimitExceeded, LimitStanding, Standing};
 pub use kind::LimitKind;
 
-use account::{Account, Counted, MINUTE_MS};
+use account::{Account, CountedRequest, MINUTE_MS};
 use holdings::{Holdings, Terms};
 
 /// Where the limits of tenants are counted.
 #[derive(Clone, Debug)]
-pub enum Counting {
+pub enum LimitCounting {
     /// By this router alone, which admits this share of every limit (above 0 up to 1).
     Local(f64),
     /// By this router and others, which share the limits over a broker.
@@ -50,7 +50,7 @@ pub enum Counting {
     Shared(Arc<replicas::Replicas>),
 }
 
-impl Counting {
+impl LimitCounting {
     /// The limits of a tenant that has used nothing yet.
     #[cfg_attr(not(feature = "nats"), allow(unused_variables))]
     pub(crate) fn limits(&self, tenant: &str, limits: &TenantLimits) -> Arc<Limits> {
@@ -130,7 +130,11 @@ impl Limits {
     ///
     /// # Errors
     /// A limit is used up, or the request is larger than a limit. Nothing is counted.
-    pub fn reserve(self: &Arc<Self>, now_ms: u64, tokens: u64) -> Result<Reservation, Exceeded> {
+    pub fn reserve(
+        self: &Arc<Self>,
+        now_ms: u64,
+        tokens: u64,
+    ) -> Result<Reservation, LimitExceeded> {
         let mut account = self.account();
         let reserved = account.reserve(now_ms, tokens);
         drop(account);
@@ -147,7 +151,7 @@ impl Limits {
     ///
     /// # Errors
     /// The limit is used up.
-    pub fn check_requests(&self, now_ms: u64) -> Result<(), Exceeded> {
+    pub fn check_requests(&self, now_ms: u64) -> Result<(), LimitExceeded> {
         let checked = self.account().check_requests(now_ms);
         if checked.is_err() {
             self.ask_for_share();
@@ -178,7 +182,7 @@ impl Limits {
 #[must_use = "dropping a reservation refunds its tokens"]
 pub struct Reservation {
     limits: Arc<Limits>,
-    counted: Counted,
+    counted: CountedRequest,
 }
 
 impl Reservation {

@@ -12,7 +12,8 @@ use splitrail_config::model::{CacheGroup, TenantConfig, TenantLimits};
 use splitrail_telemetry::{Metrics, TenantSeries};
 
 use crate::limits::{
-    Counting, Exceeded, LimitKind, LimitStanding, Limits, Reservation, Standing, SteadyClock,
+    LimitCounting, LimitExceeded, LimitKind, LimitStanding, Limits, Reservation, Standing,
+    SteadyClock,
 };
 use crate::places::InFlight;
 use crate::salt::SaltKey;
@@ -49,12 +50,14 @@ pub struct Tenant {
 }
 
 /// The error for a client whose tenant has reached a limit.
-fn refuse(exceeded: Exceeded, tokens: u64) -> Error {
+fn refuse(exceeded: LimitExceeded, tokens: u64) -> Error {
     let (limit, retry_after_ms) = match exceeded {
-        Exceeded::TooLarge { limit, .. } => (limit, None),
+        LimitExceeded::TooLarge { limit, .. } => (limit, None),
         // A client should not wait for the end of the day.
-        Exceeded::Used { limit: LimitKind::TokensPerDay, .. } => (LimitKind::TokensPerDay, None),
-        Exceeded::Used { limit, retry_after_ms } => (limit, Some(retry_after_ms)),
+        LimitExceeded::Used { limit: LimitKind::TokensPerDay, .. } => {
+            (LimitKind::TokensPerDay, None)
+        }
+        LimitExceeded::Used { limit, retry_after_ms } => (limit, Some(retry_after_ms)),
     };
     let (unit, key) = match limit {
         LimitKind::Requests => ("requests", "requests_per_minute"),
@@ -62,11 +65,11 @@ fn refuse(exceeded: Exceeded, tokens: u64) -> Error {
         LimitKind::TokensPerDay => ("tokens", "tokens_per_day"),
     };
     let message = match exceeded {
-        Exceeded::TooLarge { maximum, .. } => format!(
+        LimitExceeded::TooLarge { maximum, .. } => format!(
             "the request may use {tokens} {unit}, and the tenant's limit is {maximum} \
              (limits.{key}): ask for fewer tokens (`max_tokens`)"
         ),
-        Exceeded::Used { .. } => {
+        LimitExceeded::Used { .. } => {
             format!("the tenant has used up its limit on {unit} (limits.{key})")
         }
     };
@@ -74,13 +77,13 @@ fn refuse(exceeded: Exceeded, tokens: u64) -> Error {
 }
 
 impl Tenant {
-    /// A tenant of a configuration, at this place in it; `before` is the tenant of that name in the previous one, whose
-    /// requests are still in flight.
+    /// A tenant of a configuration, at this place in it; `before` is the tenant of that name in the
+    /// previous one, whose requests are still in flight.
     pub(crate) fn new(
         config: &TenantConfig,
         place: usize,
         salt_key: SaltKey,
-        counting: &Counting,
+        counting: &LimitCounting,
         clock: SteadyClock,
         before: Option<&Self>,
     ) -> Self {
@@ -109,7 +112,7 @@ impl Tenant {
 
     /// Puts the configured limits into effect, if the tenant had others before. What was used stays
     /// used.
-    pub(crate) fn apply_limits(&self, counting: &Counting) {
+    pub(crate) fn apply_limits(&self, counting: &LimitCounting) {
         counting.change(&self.name, &self.counted, &self.limits, self.clock.now_ms());
     }
 
@@ -205,7 +208,7 @@ mod tests {
     fn tenant(config: serde_json::Value) -> Tenant {
         let config = serde_json::from_value(config).unwrap();
         let (key, clock) = (SaltKey::new(Some("secret")), SteadyClock::start());
-        Tenant::new(&config, 0, key, &Counting::Local(1.0), clock, None)
+        Tenant::new(&config, 0, key, &LimitCounting::Local(1.0), clock, None)
     }
 
     #[test]

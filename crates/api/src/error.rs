@@ -107,11 +107,11 @@ pub struct Error {
     message: Cow<'static, str>,
     param: Option<Cow<'static, str>>,
     /// What few errors have; boxed so that results stay small.
-    rare: Option<Box<Rare>>,
+    rare: Option<Box<RareParts>>,
 }
 
 #[derive(Clone, Debug, Default)]
-struct Rare {
+struct RareParts {
     /// The machine-readable code, if it is not the outcome.
     code: Option<String>,
     /// The name that the client sent as `model`, if no served model has it.

@@ -42,19 +42,19 @@ pub struct MemoryBudget {
     /// The budgets of the clients that have requests, by their numbers.
     clients: Mutex<HashMap<u64, Weak<MemoryBudget>>>,
     /// The client, if the budget is that of one.
-    of: Option<OfClient>,
+    of: Option<ClientBudget>,
 }
 
 /// The client of a budget, and the budget that it shares with the others.
 #[derive(Debug)]
-struct OfClient {
+struct ClientBudget {
     number: u64,
     /// The bits of the client's weight. A reload may change it.
     weight: AtomicU64,
     all: Arc<MemoryBudget>,
 }
 
-impl OfClient {
+impl ClientBudget {
     /// Whether the client may hold `held_bytes` while `free_bytes` are left. It may always hold as
     /// much as is then free: with any weight, its requests are served while others have none.
     fn may_hold(&self, held_bytes: usize, free_bytes: usize) -> bool {
@@ -73,7 +73,7 @@ impl MemoryBudget {
             return known;
         }
         let weight = AtomicU64::new(weight.to_bits());
-        let of = Some(OfClient { number, weight, all: Arc::clone(self) });
+        let of = Some(ClientBudget { number, weight, all: Arc::clone(self) });
         let (held_bytes, further) = Default::default();
         let budget = Arc::new(Self { held_bytes, clients: further, of });
         clients.insert(number, Arc::downgrade(&budget));

@@ -8,7 +8,7 @@ use splitrail_engine::json;
 use super::json::{JsonObject, Piece};
 use super::list::{self, ListError};
 use super::sampling::Sampling;
-use super::sanitise::Removed;
+use super::sanitise::RemovedFields;
 use super::{auxiliary, bounds, responses, sanitise};
 use crate::error::{Error, ErrorKind};
 use crate::memory_budget::{Allowance, Memory, Meter};
@@ -215,7 +215,7 @@ pub struct Inbound {
     /// The cache salt that the engine receives; part of the namespace.
     pub cache_salt: Option<String>,
     /// The fields that were removed because engines must not receive them.
-    pub removed: Removed,
+    pub removed: RemovedFields,
 }
 
 impl Inbound {

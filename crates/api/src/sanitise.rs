@@ -53,14 +53,14 @@ impl Reason {
 
 /// The fields that were removed from a body.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Removed {
+pub struct RemovedFields {
     counts: [u32; Reason::ALL.len()],
     names: String,
     /// The number of names in `names`.
     named: u32,
 }
 
-impl Removed {
+impl RemovedFields {
     /// The number of removed fields by reason.
     pub fn counts(&self) -> impl Iterator<Item = (Reason, u32)> {
         Reason::ALL.into_iter().zip(self.counts)
@@ -100,8 +100,8 @@ pub fn sanitise(
     body: &mut JsonObject,
     endpoint: Endpoint,
     opened: &[String],
-) -> Result<Removed, Error> {
-    let mut pass = Pass { opened, removed: Removed::default() };
+) -> Result<RemovedFields, Error> {
+    let mut pass = Pass { opened, removed: RemovedFields::default() };
     pass.body(body, place_of(endpoint))?;
     Ok(pass.removed)
 }
@@ -124,7 +124,7 @@ fn place_of(endpoint: Endpoint) -> Places {
 /// One pass over a body.
 struct Pass<'a> {
     opened: &'a [String],
-    removed: Removed,
+    removed: RemovedFields,
 }
 
 /// Which members of a nested object are kept.
@@ -200,7 +200,7 @@ impl Pass<'_> {
             out.push_str("null");
             return Ok(());
         }
-        let writing = Writing { pass: self, inside, levels: levels - 1, out };
+        let writing = MemberWriter { pass: self, inside, levels: levels - 1, out };
         serde_json::Deserializer::from_str(raw).deserialize_any(writing)
     }
 
@@ -219,14 +219,14 @@ impl Pass<'_> {
 }
 
 /// Writes the members of an object or the items of a list.
-struct Writing<'p, 'o, 'out> {
+struct MemberWriter<'p, 'o, 'out> {
     pass: &'p mut Pass<'o>,
     inside: Inside,
     levels: u32,
     out: &'out mut String,
 }
 
-impl<'de> Visitor<'de> for Writing<'_, '_, '_> {
+impl<'de> Visitor<'de> for MemberWriter<'_, '_, '_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

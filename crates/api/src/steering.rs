@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn wishes_are_read_or_refused_by_name() {
+    fn steering_headers_are_read_or_refused_by_name() {
         assert_eq!(Steering::read(&HeaderMap::new()).unwrap(), Steering::default());
         for flow in RequestFlow::ALL {
             assert_eq!(read(X_FLOW, flow.name()).unwrap().flow, Some(flow));

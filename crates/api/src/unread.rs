@@ -89,7 +89,7 @@ fn places(bytes: usize) -> u32 {
 }
 
 /// The room that one request's reply occupies until the client has read it.
-pub struct Unread {
+pub struct UnreadReply {
     /// Counts requests that are shed.
     shed: IntCounterVec,
     room: Option<Arc<UnreadRoom>>,
@@ -97,12 +97,12 @@ pub struct Unread {
     /// sent.
     is_joint: bool,
     place: OnceCell<OwnedSemaphorePermit>,
-    waits: Mutex<Waits>,
+    waits: Mutex<WaitTotals>,
 }
 
 /// The time for which engines' replies have waited for room.
 #[derive(Debug, Default)]
-struct Waits {
+struct WaitTotals {
     /// Number of replies that wait, and since when one or more do.
     waiting: u32,
     since: Option<Instant>,
@@ -111,10 +111,10 @@ struct Waits {
 }
 
 /// A reply that waits for room, until it is dropped.
-struct Wait<'a>(&'a Unread);
+struct RoomWait<'a>(&'a UnreadReply);
 
-impl<'a> Wait<'a> {
-    fn begin(unread: &'a Unread) -> Self {
+impl<'a> RoomWait<'a> {
+    fn begin(unread: &'a UnreadReply) -> Self {
         let mut waits = unread.waits();
         waits.waiting += 1;
         waits.since.get_or_insert_with(Instant::now);
@@ -123,7 +123,7 @@ impl<'a> Wait<'a> {
     }
 }
 
-impl Drop for Wait<'_> {
+impl Drop for RoomWait<'_> {
     fn drop(&mut self) {
         let mut waits = self.0.waits();
         waits.waiting -= 1;
@@ -134,7 +134,7 @@ impl Drop for Wait<'_> {
     }
 }
 
-impl Unread {
+impl UnreadReply {
     /// A reply that occupies no room yet, on a connection with this room. It may be made of several
     /// engine replies.
     pub fn new(shed: &IntCounterVec, room: Option<Arc<UnreadRoom>>, is_joint: bool) -> Self {
@@ -160,7 +160,7 @@ impl Unread {
             let entered = match futures_util::poll!(&mut entering) {
                 Poll::Ready(entered) => entered,
                 Poll::Pending => {
-                    let _wait = Wait::begin(self);
+                    let _wait = RoomWait::begin(self);
                     entering.await
                 }
             };
@@ -175,12 +175,12 @@ impl Unread {
     /// # Errors
     /// A reply waits now. For one that has taken too long, this is the error to report.
     pub fn waited(&self) -> Result<Duration, Error> {
-        let Waits { waiting, waited, .. } = *self.waits();
+        let WaitTotals { waiting, waited, .. } = *self.waits();
         if waiting > 0 { Err(self.refuse()) } else { Ok(waited) }
     }
 
     /// A panic while the lock was held cannot leave the times half-changed.
-    fn waits(&self) -> MutexGuard<'_, Waits> {
+    fn waits(&self) -> MutexGuard<'_, WaitTotals> {
         self.waits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -204,7 +204,7 @@ impl Unread {
 /// A reply with the room that it occupies.
 struct Bound {
     answer: Bytes,
-    _unread: Arc<Unread>,
+    _unread: Arc<UnreadReply>,
 }
 
 impl AsRef<[u8]> for Bound {
@@ -270,7 +270,7 @@ mod tests {
         let (room, _) = room();
         let room = Arc::new(room);
         let shed = IntCounterVec::new(Opts::new("shed", "shed"), &["model", "reason"]).unwrap();
-        let unread = Unread::new(&shed, Some(Arc::clone(&room)), false);
+        let unread = UnreadReply::new(&shed, Some(Arc::clone(&room)), false);
         let first = room.enter(None).await;
         let mut entering = pin!(unread.room_for(MIB, Some(MIB)));
         assert!(futures_util::poll!(&mut entering).is_pending());

@@ -5,8 +5,8 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use super::dialect::ADDITION_DIALECT;
-use super::model::{Connector, Flow, Worker};
+use super::file_profiles::ADDITION_PROFILE;
+use super::model::{Connector, Flow, WorkerConfig};
 use super::rules;
 use splitrail_settings::problem::{Place, Problem, ProblemReport, Problems};
 use splitrail_settings::{file, tree};
@@ -22,7 +22,7 @@ pub struct Addition {
     #[serde(default)]
     pub model: Option<String>,
     /// The worker.
-    pub worker: Worker,
+    pub worker: WorkerConfig,
     /// Warnings about old names of keys.
     #[serde(skip)]
     pub warnings: Vec<Problem>,
@@ -54,7 +54,7 @@ impl Addition {
         };
         // JSON is a subset of YAML, so the YAML parser can report positions.
         let schema = schemars::schema_for!(Self).to_value();
-        let checked = file::parse::<Self>(NAME, text, &schema, &ADDITION_DIALECT, rules)?;
+        let checked = file::parse::<Self>(NAME, text, &schema, &ADDITION_PROFILE, rules)?;
         Ok(Self { warnings: checked.warnings, ..checked.value })
     }
 }

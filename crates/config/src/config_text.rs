@@ -7,10 +7,10 @@ use splitrail_settings::file;
 use splitrail_settings::problem::{Place, ProblemReport};
 use splitrail_settings::words::shown;
 
-use crate::dialect::DIALECT;
+use crate::file_profiles::ROUTER_PROFILE;
 use crate::flags::{self, Flags};
 use crate::short_forms::{Hub, missing_tokenizers};
-use crate::{Loaded, Parts, Problems, parse_for, schema};
+use crate::{LoadedConfig, Parts, Problems, parse_for, schema};
 
 /// The text of a configuration.
 #[derive(Clone, Debug)]
@@ -49,7 +49,7 @@ impl ConfigText {
     /// The file cannot be read, is too large, or is not UTF-8.
     pub fn read(path: &Path) -> Result<Self, Problems> {
         let name = path.display().to_string();
-        let text = file::read(path, &name, &DIALECT)?;
+        let text = file::read(path, &name, &ROUTER_PROFILE)?;
         Ok(Self::new(&name, text, file::folder(path)))
     }
 
@@ -60,7 +60,7 @@ impl ConfigText {
     /// As for [`Self::read`].
     pub fn read_stdin() -> Result<Self, Problems> {
         const NAME: &str = "stdin";
-        let text = file::read_from(Ok(std::io::stdin().lock()), NAME, &DIALECT)?;
+        let text = file::read_from(Ok(std::io::stdin().lock()), NAME, &ROUTER_PROFILE)?;
         Ok(Self::new(NAME, text, Path::new(".")))
     }
 
@@ -75,7 +75,7 @@ impl ConfigText {
     ///
     /// # Errors
     /// All mistakes, each with its position; those of flags by the flags in which they are.
-    pub fn load(&self, parts: Parts) -> Result<Loaded, Problems> {
+    pub fn load(&self, parts: Parts) -> Result<LoadedConfig, Problems> {
         let loaded = parse_for(parts, &Hub::of_process(), &self.name, &self.text, &self.base_dir);
         let Some(flags) = &self.flags else { return loaded };
         match loaded {
@@ -98,7 +98,7 @@ impl ConfigText {
     fn missing_in(&self, hub: &Hub) -> Vec<MissingTokenizer> {
         let mut missing = Vec::new();
         let checked =
-            file::parse::<Value>(&self.name, &self.text, &schema(), &DIALECT, |root, _| {
+            file::parse::<Value>(&self.name, &self.text, &schema(), &ROUTER_PROFILE, |root, _| {
                 missing = missing_tokenizers(root, &self.base_dir, hub)
             });
         match checked {

@@ -10,7 +10,7 @@ use splitrail_settings::problem::ProblemReport;
 use splitrail_settings::tree::Node;
 use splitrail_settings::{Problems, file};
 
-use crate::dialect::KEYS_DIALECT;
+use crate::file_profiles::KEYS_PROFILE;
 
 /// A file of API keys.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
@@ -112,7 +112,7 @@ fn time(text: &str) -> Option<SystemTime> {
 /// contains any text of the file other than known names: a key may have been written into it.
 pub fn load(path: &Path) -> Result<KeysFile, Problems> {
     let name = path.display().to_string();
-    let text = file::read(path, &name, &KEYS_DIALECT)?;
+    let text = file::read(path, &name, &KEYS_PROFILE)?;
     parse(&name, &text)
 }
 
@@ -122,7 +122,7 @@ pub fn load(path: &Path) -> Result<KeysFile, Problems> {
 /// All mistakes in the text, each with its place.
 pub fn parse(name: &str, text: &str) -> Result<KeysFile, Problems> {
     let schema = schemars::schema_for!(KeysFile).to_value();
-    Ok(file::parse(name, text, &schema, &KEYS_DIALECT, rules)?.value)
+    Ok(file::parse(name, text, &schema, &KEYS_PROFILE, rules)?.value)
 }
 
 fn rules(root: &mut Node, report: &mut ProblemReport) {

@@ -11,14 +11,14 @@ use serde_json::Value;
 use splitrail_settings::problem::Place;
 use splitrail_settings::{endpoint, file, problem, reference, tree};
 
-use dialect::DIALECT;
+use file_profiles::ROUTER_PROFILE;
 use short_forms::Hub;
 
 mod addition;
 mod config_text;
-mod dialect;
 mod digest;
 pub mod engine_tls;
+mod file_profiles;
 mod flags;
 pub mod jwks;
 pub mod keys;
@@ -41,7 +41,7 @@ pub use splitrail_settings::{Problem, Problems, ResolvedSecret, SecretError};
 
 /// A valid configuration, with warnings about it.
 #[derive(Clone, Debug)]
-pub struct Loaded {
+pub struct LoadedConfig {
     /// The configuration; its paths have been joined with the file's folder.
     pub config: Config,
     /// Settings that are allowed but probably not intended; sorted by position.
@@ -59,7 +59,7 @@ pub struct Source {
     root: tree::Node,
 }
 
-impl Loaded {
+impl LoadedConfig {
     /// The positions of all keys and values in the file.
     pub fn source(&self) -> &Source {
         &self.source
@@ -89,7 +89,7 @@ fn child<'n>(node: &'n tree::Node, key: &str) -> Option<&'n tree::Node> {
 ///
 /// # Errors
 /// All mistakes in the file, each with its position; or that the file cannot be read.
-pub fn load(path: &Path, parts: Parts) -> Result<Loaded, Problems> {
+pub fn load(path: &Path, parts: Parts) -> Result<LoadedConfig, Problems> {
     ConfigText::read(path)?.load(parts)
 }
 
@@ -99,7 +99,7 @@ pub fn load(path: &Path, parts: Parts) -> Result<Loaded, Problems> {
 ///
 /// # Errors
 /// All mistakes in the text, each with its position.
-pub fn parse(name: &str, text: &str, base_dir: &Path) -> Result<Loaded, Problems> {
+pub fn parse(name: &str, text: &str, base_dir: &Path) -> Result<LoadedConfig, Problems> {
     parse_for(Parts::ALL, &Hub::of_process(), name, text, base_dir)
 }
 
@@ -109,7 +109,7 @@ fn parse_for(
     name: &str,
     text: &str,
     base_dir: &Path,
-) -> Result<Loaded, Problems> {
+) -> Result<LoadedConfig, Problems> {
     let mut notes = Vec::new();
     let rules = |root: &mut tree::Node, report: &mut problem::ProblemReport| {
         parts.check(root, report);
@@ -117,11 +117,11 @@ fn parse_for(
         notes = expanded.notes;
         rules::check(root, &expanded.places, base_dir, report);
     };
-    let checked = file::parse(name, text, &schema(), &DIALECT, rules)?;
-    let file::Checked { value: mut config, warnings, root } = checked;
+    let checked = file::parse(name, text, &schema(), &ROUTER_PROFILE, rules)?;
+    let file::CheckedFile { value: mut config, warnings, root } = checked;
     anchor_paths(&mut config, base_dir);
     let source = Source { file: name.to_owned(), root };
-    Ok(Loaded { config, warnings, notes, source })
+    Ok(LoadedConfig { config, warnings, notes, source })
 }
 
 /// Normalises an engine's address, `http://HOST:PORT` or `https://HOST:PORT`, so that equal

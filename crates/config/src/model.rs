@@ -53,7 +53,7 @@ pub use discovery::{
 pub use engine_tls::EngineTls;
 pub use events::{Events, NatsEvents, Storage};
 pub use fleet::{ClientWorkers, FleetConfig, FleetTls, FleetToken};
-pub use flow::{BreakerConfig, Flow, Gate, GateKind, RequestFlow, Retries};
+pub use flow::{BreakerConfig, Flow, GateConfig, GateKind, RequestFlow, Retries};
 pub use health::{EjectionConfig, HealthConfig};
 pub use limits::{FairBy, Limits};
 pub use listen::{AdminAccess, ClientCertificates, Listen, Listener, ListenerTls};
@@ -66,7 +66,7 @@ pub use speculative_index::SpeculativeIndexConfig;
 pub use splitrail_policy::Policy;
 pub use tokenizer::{ContentFormatConfig, EngineTokenizer, HuggingfaceTokenizer, TokenizerConfig};
 pub use tracing::{OtlpConfig, OtlpHeader, OtlpProtocol, OtlpTarget, TracingConfig};
-pub use worker::{NO_EVENTS, Role, Worker};
+pub use worker::{NO_EVENTS, Role, WorkerConfig};
 
 /// A whole configuration file.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
@@ -248,7 +248,7 @@ pub struct Model {
     pub cache_hit_threshold: Option<HitThreshold>,
     /// The check of the cache hit threshold.
     #[serde(default)]
-    pub gate: Gate,
+    pub gate: GateConfig,
     /// Settings of the flow `auto` in addition to `costs`.
     #[serde(default)]
     pub auto: ThresholdConfig,
@@ -346,7 +346,7 @@ pub struct Model {
     /// The cost model of the workers before costs have been learned.
     #[serde(default)]
     pub costs: CostsConfig,
-    /// The speculative index: what workers are assumed to hold beyond confirmed blocks.
+    /// The speculative index: what workers probably hold beyond confirmed blocks.
     #[serde(default)]
     pub speculative_index: SpeculativeIndexConfig,
     /// The canary, which tests whether workers and router agree on tokens and KV blocks.
@@ -397,7 +397,7 @@ pub struct Model {
     /// `worker-10.0.0.1:8000`. Can be left out with `prefill` and `decode`, or with `discovery`.
     #[serde(default)]
     #[schemars(with = "Vec<worker::WorkerEntry>")]
-    pub workers: Vec<Worker>,
+    pub workers: Vec<WorkerConfig>,
     /// Further sources of workers.
     #[serde(default)]
     pub discovery: Vec<Discovery>,

@@ -23,7 +23,7 @@ pub(crate) use workers::WorkerPlace;
 
 /// What writing out the short forms has found.
 #[derive(Debug, Default)]
-pub(crate) struct Expanded {
+pub(crate) struct Expansion {
     /// For each model, where each of its workers is written.
     pub(crate) places: Vec<Vec<WorkerPlace>>,
     /// For each model, what was derived for it, in a sentence.
@@ -37,8 +37,8 @@ pub(crate) fn expand(
     base_dir: &Path,
     hub: &Hub,
     report: &mut ProblemReport,
-) -> Expanded {
-    let mut expanded = Expanded::default();
+) -> Expansion {
+    let mut expanded = Expansion::default();
     let models = root.get_mut("models").map(Node::items_mut).unwrap_or_default();
     for (index, model) in models.iter_mut().enumerate() {
         let path = format!("models[{index}]");

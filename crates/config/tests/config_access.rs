@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use splitrail_config::model::{Auth, CacheGroup, Listener};
-use splitrail_config::{Loaded, Problems};
+use splitrail_config::{LoadedConfig, Problems};
 
 const HASH: &str = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
 
@@ -17,7 +17,7 @@ const MODELS: &str = "models:
 ";
 
 /// Loads a configuration with these top-level sections, beside a file of keys.
-fn load(top: &str, keys: &str) -> Result<Loaded, Problems> {
+fn load(top: &str, keys: &str) -> Result<LoadedConfig, Problems> {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("keys.yaml"), keys.replace("HASH", HASH)).unwrap();
     std::fs::write(folder.path().join("salt.key"), "secret\n").unwrap();

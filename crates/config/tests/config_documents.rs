@@ -83,7 +83,7 @@ fn every_example_is_valid() {
             Ok(again) => again,
             Err(problems) => panic!("{problems}\n{written}"),
         };
-        let messages = |loaded: &splitrail_config::Loaded| {
+        let messages = |loaded: &splitrail_config::LoadedConfig| {
             let messages = loaded.warnings.iter().map(|warning| warning.message.clone());
             // What is written out says that no tokenizer is wanted.
             let messages = messages.filter(|message| !message.starts_with("KV-aware routing"));

@@ -14,9 +14,9 @@ use tokio::time::{sleep, timeout};
 mod known;
 
 use super::{FoundWorkers, Tally, address, bounded};
-use known::{Known, Lookup};
-use splitrail_config::model::{AddressFamily, Discovery, DnsDiscovery, Worker};
-use splitrail_telemetry::LogThrottle;
+use known::{KnownAddresses, Lookup};
+use splitrail_config::model::{AddressFamily, Discovery, DnsDiscovery, WorkerConfig};
+use splitrail_settings::log_throttle::LogThrottle;
 
 /// Time after which a lookup counts as failed.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -40,7 +40,7 @@ pub async fn run(config: DnsDiscovery, sink: Sender<FoundWorkers>, tally: Tally)
 ///
 /// # Errors
 /// DNS does not answer, or says that there is no such name.
-pub async fn find_once(config: &DnsDiscovery) -> io::Result<Vec<Worker>> {
+pub async fn find_once(config: &DnsDiscovery) -> io::Result<Vec<WorkerConfig>> {
     let found = tokio::net::lookup_host((config.name.as_str(), config.port)).await?;
     let addresses = chosen(config.family, found.map(|address| address.ip()).collect());
     let source = Discovery::Dns(config.clone()).name();
@@ -58,7 +58,7 @@ async fn follow<F>(
 {
     let source = Discovery::Dns(config.clone()).name();
     let log = LogThrottle::default();
-    let mut known = Known::default();
+    let mut known = KnownAddresses::default();
     loop {
         let result = match ask(&source, tally, &log, LOOKUP_TIMEOUT, lookup()).await {
             Lookup::Addresses(found) => match chosen(config.family, found) {
@@ -154,10 +154,10 @@ fn chosen(family: AddressFamily, found: Vec<IpAddr>) -> Vec<IpAddr> {
 }
 
 /// The worker at an address. Its id depends only on the configuration and the address.
-fn worker(config: &DnsDiscovery, ip: IpAddr) -> Worker {
+fn worker(config: &DnsDiscovery, ip: IpAddr) -> WorkerConfig {
     let host = config.name.split('.').next().unwrap_or_default().replace('_', "-");
     let at = |scheme, port: Option<u16>| port.map(|port| address(scheme, ip, port));
-    Worker {
+    WorkerConfig {
         id: format!("{host}-{ip}-{}", config.port),
         role: config.role,
         url: address(config.scheme.name(), ip, config.port),

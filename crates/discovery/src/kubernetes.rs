@@ -21,7 +21,7 @@ mod pods;
 use super::{FoundWorkers, Tally};
 use pods::Pods;
 use splitrail_config::model::{Discovery, KubernetesDiscovery};
-use splitrail_telemetry::LogThrottle;
+use splitrail_settings::log_throttle::LogThrottle;
 
 /// Seconds after which the API server ends a watch, which is then resumed, so that a connection
 /// that was lost silently is noticed.
@@ -38,7 +38,7 @@ const RATE_PERIOD: Duration = Duration::from_secs(10);
 /// Follows pods until the task is aborted or the receiver is gone.
 pub async fn run(config: KubernetesDiscovery, sink: Sender<FoundWorkers>, tally: Tally) {
     let source = Discovery::Kubernetes(config.clone()).name();
-    let mut following = Following {
+    let mut following = PodFollower {
         pods: Pods::new(source.clone(), config.clone()),
         source,
         config,
@@ -59,7 +59,7 @@ pub async fn run(config: KubernetesDiscovery, sink: Sender<FoundWorkers>, tally:
     }
 }
 
-struct Following {
+struct PodFollower {
     source: String,
     config: KubernetesDiscovery,
     pods: Pods,
@@ -76,7 +76,7 @@ enum WatchEnd {
     Relist,
 }
 
-impl Following {
+impl PodFollower {
     async fn watch(&mut self, client: Client) -> WatchEnd {
         let api: Api<Pod> = match &self.config.namespace {
             Some(namespace) => Api::namespaced(client, namespace),

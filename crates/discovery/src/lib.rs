@@ -14,7 +14,7 @@ pub mod dns;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
 
-use splitrail_config::model::{Discovery, Model, Worker};
+use splitrail_config::model::{Discovery, Model, WorkerConfig};
 use splitrail_telemetry::{Metrics, TaskName, restart_on_panic};
 
 /// Maximum number of workers of one source. Further ones are ignored and logged as an error.
@@ -24,7 +24,7 @@ pub const WORKERS_MAX: usize = 4096;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FoundWorkers {
     /// The workers, each once, sorted by id. A worker whose address has changed keeps its id.
-    pub workers: Vec<Worker>,
+    pub workers: Vec<WorkerConfig>,
 }
 
 /// The metrics of one source.
@@ -56,7 +56,7 @@ impl Tally {
 
 /// A source that is being followed.
 #[derive(Debug)]
-pub struct Followed {
+pub struct SourceFollower {
     /// The lists of the source. The first one is sent when the source has been reached, even if it
     /// is empty.
     pub found: mpsc::Receiver<FoundWorkers>,
@@ -65,7 +65,7 @@ pub struct Followed {
 }
 
 /// Follows a source of `model`; `None` if it is that of shims. A task that panics is restarted.
-pub fn follow(model: &str, discovery: &Discovery, metrics: &Metrics) -> Option<Followed> {
+pub fn follow(model: &str, discovery: &Discovery, metrics: &Metrics) -> Option<SourceFollower> {
     // Shims connect to the router, which counts them as attached.
     if matches!(discovery, Discovery::Shim {}) {
         return None;
@@ -96,7 +96,7 @@ pub fn follow(model: &str, discovery: &Discovery, metrics: &Metrics) -> Option<F
             tracing::error!(source = name, "this build does not include Kubernetes discovery");
         }
     }
-    Some(Followed { found, task })
+    Some(SourceFollower { found, task })
 }
 
 /// Removes the metrics of the sources of `before` that `now`, the same model's later configuration,

@@ -29,7 +29,7 @@ use crate::framing::{Framing, Head, HttpDate, Malformed};
 use crate::guarded::Resolver;
 use crate::stream::{Stream, peer};
 use crate::tls::{TlsSettings, refused};
-use crate::wire::{Broken, Connection, EngineRequest, Peer, Unanswered};
+use crate::wire::{Broken, Connection, EngineRequest, NoReplyReason, Peer};
 use rustc_hash::FxBuildHasher;
 
 /// vLLM closes idle connections after 5 s. The router closes them earlier, so that a request is
@@ -104,15 +104,15 @@ pub(super) enum Failure {
     Withdrawn,
 }
 
-impl From<Unanswered> for Failure {
-    fn from(unanswered: Unanswered) -> Self {
+impl From<NoReplyReason> for Failure {
+    fn from(unanswered: NoReplyReason) -> Self {
         match unanswered {
-            Unanswered::Stale { .. } | Unanswered::Unsolicited => Self::Stale,
-            Unanswered::Closed => Self::Closed,
-            Unanswered::Early => Self::Early,
-            Unanswered::Refused(alert) => Self::Connect(io::Error::other(refused(alert)).into()),
-            Unanswered::Malformed(malformed) => Self::Malformed(malformed),
-            Unanswered::Withdrawn => Self::Withdrawn,
+            NoReplyReason::Stale { .. } | NoReplyReason::Unsolicited => Self::Stale,
+            NoReplyReason::Closed => Self::Closed,
+            NoReplyReason::Early => Self::Early,
+            NoReplyReason::Refused(alert) => Self::Connect(io::Error::other(refused(alert)).into()),
+            NoReplyReason::Malformed(malformed) => Self::Malformed(malformed),
+            NoReplyReason::Withdrawn => Self::Withdrawn,
         }
     }
 }
@@ -152,12 +152,12 @@ impl Connections {
         while let Some(mut wire) = self.check_out(to) {
             match wire.exchange(request).await {
                 Ok(head) => return Ok(self.begun(to, wire, head)),
-                Err(Unanswered::Stale { sent: false }) => {}
-                Err(Unanswered::Unsolicited) => {
+                Err(NoReplyReason::Stale { sent: false }) => {}
+                Err(NoReplyReason::Unsolicited) => {
                     to.engine.inspect(|engine| engine.count_unsolicited());
                     self.keep_none(to.authority);
                 }
-                Err(Unanswered::Stale { sent: true }) => {
+                Err(NoReplyReason::Stale { sent: true }) => {
                     // The other idle connections are at least as old.
                     if let Some(mut idle) = self.idle.get_mut(to.authority) {
                         idle.clear();

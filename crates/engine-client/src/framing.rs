@@ -193,13 +193,13 @@ fn number(text: &[u8], radix: u32) -> Option<u64> {
 /// Decodes a chunked body.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Chunks {
-    next: Next,
+    next: NextPart,
     /// Number of trailer bytes so far.
     trailers: usize,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
-enum Next {
+enum NextPart {
     /// The line with the size of the next chunk.
     #[default]
     Size,
@@ -225,46 +225,46 @@ pub enum Piece {
 impl Chunks {
     /// Whether the last chunk and the trailers have been read.
     fn have_ended(&self) -> bool {
-        self.next == Next::Nothing
+        self.next == NextPart::Nothing
     }
 
     /// The next piece of the bytes that were read.
     fn next(&mut self, read: &mut BytesMut) -> Result<Piece, Malformed> {
         loop {
             match self.next {
-                Next::Size => {
+                NextPart::Size => {
                     let Some(line) = line(read)? else { return Ok(Piece::More) };
                     let size = line.split(|byte| *byte == b';').next().unwrap_or_default();
                     self.next = match number(size, 16).ok_or(Malformed::Chunks)? {
-                        0 => Next::Trailer,
-                        bytes => Next::Data(bytes),
+                        0 => NextPart::Trailer,
+                        bytes => NextPart::Data(bytes),
                     };
                 }
-                Next::Data(_) if read.is_empty() => return Ok(Piece::More),
-                Next::Data(left) => {
+                NextPart::Data(_) if read.is_empty() => return Ok(Piece::More),
+                NextPart::Data(left) => {
                     let data = read.split_to(read.len().min(bounded(left))).freeze();
                     let left = left - data.len() as u64;
-                    self.next = if left == 0 { Next::DataEnd } else { Next::Data(left) };
+                    self.next = if left == 0 { NextPart::DataEnd } else { NextPart::Data(left) };
                     return Ok(Piece::Data(data));
                 }
-                Next::DataEnd => {
+                NextPart::DataEnd => {
                     match read.get(..2) {
                         None if b"\r\n".starts_with(&read[..]) => return Ok(Piece::More),
                         Some(b"\r\n") => read.advance(2),
                         _ => return Err(Malformed::Chunks),
                     }
-                    self.next = Next::Size;
+                    self.next = NextPart::Size;
                 }
-                Next::Trailer => {
+                NextPart::Trailer => {
                     let Some(line) = line(read)? else { return Ok(Piece::More) };
                     self.trailers += line.len();
                     if line.is_empty() {
-                        self.next = Next::Nothing;
+                        self.next = NextPart::Nothing;
                     } else if self.trailers > LINES_MAX_BYTES {
                         return Err(Malformed::Chunks);
                     }
                 }
-                Next::Nothing => return Ok(Piece::End),
+                NextPart::Nothing => return Ok(Piece::End),
             }
         }
     }

@@ -13,7 +13,7 @@ use crate::connections::EngineBody;
 use crate::wire::Broken;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::memory_budget::{Charge, MemoryBudget, full, shed};
-use splitrail_api::unread::Unread;
+use splitrail_api::unread::UnreadReply;
 
 /// Capacity in bytes that is reserved first for a reply of several pieces, if the limit allows.
 const RESERVED_MIN_BYTES: usize = 128 << 10;
@@ -33,15 +33,15 @@ pub struct ReplyMemory {
 #[derive(Clone)]
 pub struct ReplyRoom {
     /// The room among the unread replies of the client's connection.
-    pub unread: Arc<Unread>,
+    pub unread: Arc<UnreadReply>,
     /// The memory of the client's requests.
     pub memory: Arc<MemoryBudget>,
 }
 
 impl Deref for ReplyRoom {
-    type Target = Unread;
+    type Target = UnreadReply;
 
-    fn deref(&self) -> &Unread {
+    fn deref(&self) -> &UnreadReply {
         &self.unread
     }
 }
@@ -114,7 +114,7 @@ pub(super) async fn gather(
     room: Option<&ReplyRoom>,
 ) -> Result<Bytes, GatherError> {
     let mut first = Bytes::new();
-    let mut whole: Option<Gathered> = None;
+    let mut whole: Option<GatheredReply> = None;
     let mut length = 0;
     while !body.is_end_stream() {
         let data = match body.frame().await {
@@ -137,21 +137,21 @@ pub(super) async fn gather(
             room.unread.room_for(length, whole_bytes).await.map_err(GatherError::NoRoom)?;
         }
         let budget = room.map_or(&memory.budget, |room| &room.memory);
-        let whole = whole.get_or_insert_with(|| Gathered::new(budget));
+        let whole = whole.get_or_insert_with(|| GatheredReply::new(budget));
         for data in [std::mem::take(&mut first), data] {
             whole.push(&data, left.min(max_bytes - length), memory.max_bytes)?;
         }
     }
-    Ok(whole.map_or(first, Gathered::into_bytes))
+    Ok(whole.map_or(first, GatheredReply::into_bytes))
 }
 
 /// The pieces of a reply that were gathered so far.
-struct Gathered {
+struct GatheredReply {
     bytes: Vec<u8>,
     charge: Charge,
 }
 
-impl Gathered {
+impl GatheredReply {
     fn new(budget: &Arc<MemoryBudget>) -> Self {
         Self { bytes: Vec::new(), charge: budget.charge() }
     }

@@ -34,7 +34,7 @@ pub(super) struct Secured {
 
 /// What has arrived on a connection since its last reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Arrived {
+pub(super) enum ArrivedData {
     Nothing,
     Bytes,
     /// The connection has ended or failed, or cannot be used for another reason.
@@ -55,7 +55,7 @@ impl Stream {
 
     /// What has arrived since the last reply. Asks the socket, because the runtime's readiness
     /// state may be outdated.
-    pub(super) fn arrived(&mut self) -> Arrived {
+    pub(super) fn arrived(&mut self) -> ArrivedData {
         match self {
             Self::Plain(socket) => arrived(socket),
             Self::Tls(secured) => secured.arrived(),
@@ -76,11 +76,11 @@ pub(super) fn peer(socket: &TcpStream) -> Option<IpAddr> {
     socket.peer_addr().ok().map(|address| address.ip())
 }
 
-fn arrived(socket: &TcpStream) -> Arrived {
+fn arrived(socket: &TcpStream) -> ArrivedData {
     match recv(socket, &mut [0; 1][..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
-        Ok((_, 1..)) => Arrived::Bytes,
-        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Arrived::Nothing,
-        Ok(_) | Err(_) => Arrived::End,
+        Ok((_, 1..)) => ArrivedData::Bytes,
+        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => ArrivedData::Nothing,
+        Ok(_) | Err(_) => ArrivedData::End,
     }
 }
 
@@ -89,27 +89,27 @@ impl Secured {
     /// the handshake or a new key (RFC 8446, section 4.6), are no bytes of a reply: the connection
     /// stays usable. It is not usable after the engine's `close_notify`, even if TCP is still
     /// connected, and not in the middle of a record, because the record may begin a reply.
-    fn arrived(&mut self) -> Arrived {
+    fn arrived(&mut self) -> ArrivedData {
         let (records, session) = self.stream.get_mut();
         let mut read = 0;
         loop {
             match session.process_new_packets() {
-                Ok(state) if state.plaintext_bytes_to_read() > 0 => return Arrived::Bytes,
-                Ok(state) if state.peer_has_closed() => return Arrived::End,
+                Ok(state) if state.plaintext_bytes_to_read() > 0 => return ArrivedData::Bytes,
+                Ok(state) if state.peer_has_closed() => return ArrivedData::End,
                 Ok(_) => {}
-                Err(_) => return Arrived::End,
+                Err(_) => return ArrivedData::End,
             }
             match session.read_tls(records) {
-                Ok(0) => return Arrived::End,
+                Ok(0) => return ArrivedData::End,
                 Ok(bytes) => read += bytes,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(_) => return Arrived::End,
+                Err(_) => return ArrivedData::End,
             }
             if read > BETWEEN_MAX_BYTES {
-                return Arrived::End;
+                return ArrivedData::End;
             }
         }
-        if records.is_between_records() { Arrived::Nothing } else { Arrived::End }
+        if records.is_between_records() { ArrivedData::Nothing } else { ArrivedData::End }
     }
 }
 

@@ -20,19 +20,21 @@ use crate::stream::Stream;
 #[derive(Debug)]
 pub struct TlsSettings {
     files: EngineTlsFiles,
-    ready: OnceCell<Ready>,
+    ready: OnceCell<HandshakeParts>,
 }
 
 /// What the first handshake needs.
-struct Ready {
+struct HandshakeParts {
     config: Arc<ClientConfig>,
     /// The system's authorities, if the settings name none.
     system: Option<SystemAuthorities>,
 }
 
-impl std::fmt::Debug for Ready {
+impl std::fmt::Debug for HandshakeParts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Ready").field("uses_system", &self.system.is_some()).finish_non_exhaustive()
+        f.debug_struct("HandshakeParts")
+            .field("uses_system", &self.system.is_some())
+            .finish_non_exhaustive()
     }
 }
 
@@ -69,7 +71,7 @@ impl TlsSettings {
                 );
             }
             let config = self.files.client_config(system.as_ref()).map_err(io::Error::other)?;
-            Ok(Ready { config, system })
+            Ok(HandshakeParts { config, system })
         };
         self.ready.get_or_try_init(prepare).await.map(|ready| &ready.config)
     }
@@ -140,7 +142,7 @@ fn server_name(host: &str) -> io::Result<ServerName<'static>> {
     // A trailing dot is not part of the names in certificates (RFC 6066, section 3).
     let bare = bare.strip_suffix('.').unwrap_or(bare).to_owned();
     ServerName::try_from(bare).map_err(|_| {
-        let why = "its host is no name that a certificate can be for: set engine_tls.server_name";
+        let why = "its host is not a name that a certificate can have: set engine_tls.server_name";
         io::Error::new(io::ErrorKind::InvalidInput, why)
     })
 }

@@ -25,7 +25,7 @@ use tokio::io::{AsyncReadExt, AsyncWrite};
 
 use crate::framing::{Framing, Head, Interim, Malformed, Piece, begun};
 use crate::revocable_body::RevocableBody;
-use crate::stream::{Arrived, Stream};
+use crate::stream::{ArrivedData, Stream};
 
 /// Number of bytes of a body of unknown length that are read together, and that wait for a client
 /// that reads more slowly than its engine sends.
@@ -59,7 +59,7 @@ impl From<io::Error> for Broken {
 
 /// Why a request got no reply on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Unanswered {
+pub(super) enum NoReplyReason {
     /// Before the request was written, bytes had arrived on a kept connection that answer no
     /// request.
     Unsolicited,
@@ -171,13 +171,13 @@ impl fmt::Debug for Connection {
 }
 
 /// A request that is being written.
-struct Sending<'a> {
+struct RequestWrite<'a> {
     request: &'a EngineRequest,
     written: usize,
     length: usize,
 }
 
-impl Sending<'_> {
+impl RequestWrite<'_> {
     fn is_done(&self) -> bool {
         self.written == self.length
     }
@@ -205,26 +205,29 @@ impl Connection {
     }
 
     /// What has arrived since the last reply.
-    fn arrived(&mut self) -> Arrived {
-        if self.read.is_empty() { self.socket.arrived() } else { Arrived::Bytes }
+    fn arrived(&mut self) -> ArrivedData {
+        if self.read.is_empty() { self.socket.arrived() } else { ArrivedData::Bytes }
     }
 
     /// Sends a request, and reads until its reply begins.
     ///
     /// # Errors
     /// No reply began.
-    pub(super) async fn exchange(&mut self, request: &EngineRequest) -> Result<Head, Unanswered> {
+    pub(super) async fn exchange(
+        &mut self,
+        request: &EngineRequest,
+    ) -> Result<Head, NoReplyReason> {
         let kept = std::mem::replace(&mut self.is_kept, true);
         if kept {
             match self.arrived() {
-                Arrived::Bytes => return Err(Unanswered::Unsolicited),
-                Arrived::End => return Err(Unanswered::Stale { sent: false }),
-                Arrived::Nothing => {}
+                ArrivedData::Bytes => return Err(NoReplyReason::Unsolicited),
+                ArrivedData::End => return Err(NoReplyReason::Stale { sent: false }),
+                ArrivedData::Nothing => {}
             }
         }
-        let body = request.body.send().ok_or(Unanswered::Withdrawn)?;
+        let body = request.body.send().ok_or(NoReplyReason::Withdrawn)?;
         let length = request.head.len() + body.remaining();
-        let mut sending = Sending { request, written: 0, length };
+        let mut sending = RequestWrite { request, written: 0, length };
         let mut interim = Interim::default();
         poll_fn(|context| {
             // An engine may answer and close the connection before it has read the whole request:
@@ -243,17 +246,17 @@ impl Connection {
         kept: bool,
         sent: bool,
         interim: Interim,
-    ) -> Result<Head, Unanswered> {
-        const STALE: Unanswered = Unanswered::Stale { sent: true };
+    ) -> Result<Head, NoReplyReason> {
+        const STALE: NoReplyReason = NoReplyReason::Stale { sent: true };
         const PAYLOAD_TOO_LARGE: StatusCode = StatusCode::PAYLOAD_TOO_LARGE;
         match head {
             // No byte of a reply has arrived.
             Err(Broken::Closed) if kept && self.read.is_empty() && interim.is_empty() => Err(STALE),
             Err(Broken::Closed) => match self.socket.alert().filter(|_| self.read.is_empty()) {
-                Some(alert) if !kept => Err(Unanswered::Refused(alert)),
-                _ => Err(Unanswered::Closed),
+                Some(alert) if !kept => Err(NoReplyReason::Refused(alert)),
+                _ => Err(NoReplyReason::Closed),
             },
-            Err(Broken::Malformed(malformed)) => Err(Unanswered::Malformed(malformed)),
+            Err(Broken::Malformed(malformed)) => Err(NoReplyReason::Malformed(malformed)),
             // A server that stops waiting sends 408 before it closes the connection.
             Ok(head) if kept && head.status == StatusCode::REQUEST_TIMEOUT => Err(STALE),
             Ok(head) if sent => Ok(head),
@@ -264,13 +267,13 @@ impl Connection {
             }
             // Another reply before the whole request was sent cannot be for this request.
             Ok(_) if kept => Err(STALE),
-            Ok(_) => Err(Unanswered::Early),
+            Ok(_) => Err(NoReplyReason::Early),
         }
     }
 
     fn poll_send(
         &mut self,
-        sending: &mut Sending<'_>,
+        sending: &mut RequestWrite<'_>,
         context: &mut Context<'_>,
     ) -> Poll<Result<(), Broken>> {
         const AT_ONCE: usize = 16;

@@ -9,7 +9,7 @@ mod blocks;
 mod pinned;
 mod prefix;
 
-pub use pinned::{NotExact, PinnedKv};
+pub use pinned::{InexactPin, PinnedKv};
 
 use crate::json::{self, ShapeError};
 

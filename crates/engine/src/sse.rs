@@ -19,7 +19,7 @@ const PASSED_MAX_BYTES: usize = 64 << 10;
 
 /// Why no event can be read from the pushed bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Uncut {
+pub enum SseError {
     /// An event is longer than the bound.
     TooLong,
     /// There are too many comments between two events.
@@ -69,18 +69,18 @@ impl Splitter {
     /// # Errors
     /// If an event is longer than the bound, there are too many comments before it, or it is
     /// returned with all its lines and clients would read other lines.
-    pub fn next_piece(&mut self) -> Result<Option<Piece>, Uncut> {
+    pub fn next_piece(&mut self) -> Result<Option<Piece>, SseError> {
         loop {
             let Some((end, gap)) = find_end(&self.buffer, self.searched) else {
                 self.searched = self.buffer.len().saturating_sub(3);
                 return if self.buffer.len() > self.max_bytes.saturating_add(2) {
-                    Err(Uncut::TooLong)
+                    Err(SseError::TooLong)
                 } else {
                     Ok(None)
                 };
             };
             if end > self.max_bytes {
-                return Err(Uncut::TooLong);
+                return Err(SseError::TooLong);
             }
             let event = self.buffer.split_to(end + gap).freeze();
             self.searched = 0;
@@ -88,13 +88,13 @@ impl Splitter {
             let Some(data) = data_of(&event) else {
                 self.passed += end + gap;
                 if self.passed > PASSED_MAX_BYTES {
-                    return Err(Uncut::Comments);
+                    return Err(SseError::Comments);
                 }
                 continue;
             };
             self.passed = 0;
             if self.whole && has_lone_return(&event) {
-                return Err(Uncut::CarriageReturn);
+                return Err(SseError::CarriageReturn);
             }
             if data.as_ref() == b"[DONE]" {
                 return Ok(Some(Piece::Done));
@@ -237,7 +237,7 @@ mod tests {
         ] {
             let mut splitter = Splitter::of_whole_events(1 << 10);
             splitter.push(event.as_bytes());
-            let refused = splitter.next_piece() == Err(Uncut::CarriageReturn);
+            let refused = splitter.next_piece() == Err(SseError::CarriageReturn);
             assert_eq!(refused, is_refused, "{event:?}");
         }
     }
@@ -260,7 +260,7 @@ mod tests {
         let mut splitter = Splitter::new(100);
         // An event of exactly the maximum length, and the blank line after it.
         splitter.push(&[b'x'; 103]);
-        assert_eq!(splitter.next_piece(), Err(Uncut::TooLong));
+        assert_eq!(splitter.next_piece(), Err(SseError::TooLong));
     }
 
     #[test]
@@ -277,7 +277,7 @@ mod tests {
             splitter.push(few.as_bytes());
             assert_eq!(splitter.next_piece(), Ok(None), "{filler:?}");
             splitter.push([filler; 2].concat().as_bytes());
-            assert_eq!(splitter.next_piece(), Err(Uncut::Comments), "{filler:?}");
+            assert_eq!(splitter.next_piece(), Err(SseError::Comments), "{filler:?}");
         }
     }
 

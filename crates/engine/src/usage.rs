@@ -55,7 +55,7 @@ struct Details {
 
 /// Usage of `/v1/responses`.
 #[derive(Deserialize)]
-struct OfResponse<'a> {
+struct ResponseUsage<'a> {
     input_tokens: u32,
     output_tokens: Option<u32>,
     #[serde(borrow)]
@@ -64,7 +64,7 @@ struct OfResponse<'a> {
 
 /// Usage of `/v1/messages`, whose `input_tokens` excludes the tokens of the other figures.
 #[derive(Deserialize)]
-struct OfMessage {
+struct MessageUsage {
     input_tokens: u32,
     output_tokens: Option<u32>,
     cache_read_input_tokens: Option<u32>,
@@ -81,11 +81,11 @@ impl EngineUsage {
             Dialect::Chunks => Self::parse(usage),
             _ if usage == "null" => Err(UsageError::Absent),
             Dialect::Responses => {
-                let usage: OfResponse<'_> = crate::json::object(usage)?;
+                let usage: ResponseUsage<'_> = crate::json::object(usage)?;
                 Self::new(usage.input_tokens, usage.output_tokens, usage.input_tokens_details)
             }
             Dialect::Messages => {
-                let usage: OfMessage = crate::json::object(usage)?;
+                let usage: MessageUsage = crate::json::object(usage)?;
                 let cached_tokens = usage.cache_read_input_tokens;
                 let elsewhere = [cached_tokens, usage.cache_creation_input_tokens];
                 let prompt_tokens = message_prompt(usage.input_tokens, elsewhere);

@@ -25,7 +25,7 @@ pub use endpoint::{Endpoint, EndpointError};
 pub use pace::Pace;
 
 use frame::Header;
-use pace::Paced;
+use pace::PacedStream;
 
 /// Number of bytes that are read from the kernel together.
 const READ_BYTES: usize = 16 << 10;
@@ -74,23 +74,26 @@ impl From<io::Error> for WireError {
 
 /// Decides which addresses are allowed, after a name has been looked up.
 #[derive(Clone)]
-pub struct Admits(Arc<dyn Fn(IpAddr) -> bool + Send + Sync>);
+pub struct AddressFilter(Arc<dyn Fn(IpAddr) -> bool + Send + Sync>);
 
-impl Admits {
+impl AddressFilter {
     /// Allows the addresses for which `admits` returns true.
     pub fn new(admits: impl Fn(IpAddr) -> bool + Send + Sync + 'static) -> Self {
         Self(Arc::new(admits))
     }
 }
 
-impl fmt::Debug for Admits {
+impl fmt::Debug for AddressFilter {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str("Admits(..)")
+        out.write_str("AddressFilter(..)")
     }
 }
 
-async fn connect(endpoint: &Endpoint, admits: Option<&Admits>) -> Result<TcpStream, WireError> {
-    let Some(Admits(admits)) = admits else {
+async fn connect(
+    endpoint: &Endpoint,
+    admits: Option<&AddressFilter>,
+) -> Result<TcpStream, WireError> {
+    let Some(AddressFilter(admits)) = admits else {
         return Ok(TcpStream::connect(endpoint.address()).await?);
     };
     let found = tokio::net::lookup_host(endpoint.address()).await?;
@@ -110,7 +113,7 @@ pub(crate) enum Role {
 
 /// A connection after the handshake.
 pub(crate) struct Connection {
-    stream: Paced,
+    stream: PacedStream,
     buffer: BytesMut,
     /// Frames of a message whose last frame has not arrived yet.
     frames: Vec<Bytes>,
@@ -123,7 +126,7 @@ impl Connection {
     /// messages may have at most `max_message_bytes`, all frames together.
     pub(crate) async fn open(
         endpoint: &Endpoint,
-        admits: Option<&Admits>,
+        admits: Option<&AddressFilter>,
         role: Role,
         max_message_bytes: usize,
         timeout: Duration,
@@ -132,7 +135,7 @@ impl Connection {
             let stream = connect(endpoint, admits).await?;
             stream.set_nodelay(true)?;
             let mut connection = Self {
-                stream: Paced::new(stream),
+                stream: PacedStream::new(stream),
                 buffer: BytesMut::new(),
                 frames: Vec::new(),
                 frames_bytes: 0,

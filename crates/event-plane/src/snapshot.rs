@@ -50,19 +50,19 @@ impl Label {
 
 /// Parts in the stored format; each is encoded when it is read.
 #[derive(Debug)]
-pub struct Stored<P> {
+pub struct StoredParts<P> {
     parts: P,
     made: BytesMut,
 }
 
-impl<P> Stored<P> {
+impl<P> StoredParts<P> {
     /// Encodes these parts.
     pub fn new(parts: P) -> Self {
         Self { parts, made: BytesMut::new() }
     }
 }
 
-impl<P: Iterator<Item = SnapshotPart> + Unpin> AsyncRead for Stored<P> {
+impl<P: Iterator<Item = SnapshotPart> + Unpin> AsyncRead for StoredParts<P> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
@@ -114,7 +114,7 @@ mod tests {
     #[tokio::test]
     async fn an_encoded_snapshot_is_decoded_and_a_malformed_one_is_refused() {
         let mut stored = Vec::new();
-        let mut parts = Stored::new([part(0, false), part(1, true)].into_iter());
+        let mut parts = StoredParts::new([part(0, false), part(1, true)].into_iter());
         parts.read_to_end(&mut stored).await.unwrap();
         let mut from = stored.as_slice();
         assert_eq!(read(&mut from).await.unwrap(), Some(part(0, false)));

@@ -4,11 +4,11 @@
 
 use std::sync::Arc;
 
-use splitrail_kv::{Applied, EngineHash, HashedBlock, Restore, Tier, WorkerKey};
+use splitrail_kv::{AppliedBlocks, EngineHash, HashedBlock, Restore, Tier, WorkerKey};
 use splitrail_proto::v1;
 use splitrail_proto::v1::change::Change;
 
-use super::wire::{self, Invalid};
+use super::wire::{self, InvalidReason};
 use splitrail_fleet::ranks::rank_key;
 use splitrail_fleet::{Pool, Worker};
 
@@ -28,8 +28,8 @@ pub enum Fault {
     Invalid(&'static str),
 }
 
-impl From<Invalid> for Fault {
-    fn from(why: Invalid) -> Self {
+impl From<InvalidReason> for Fault {
+    fn from(why: InvalidReason) -> Self {
         Self::Invalid(why)
     }
 }
@@ -47,26 +47,26 @@ enum BlocksState {
     /// The worker's entries in the index may be wrong or incomplete.
     Unknown,
     /// A snapshot is being received.
-    Restoring(Restoring),
+    Restoring(PartialRestore),
     /// All changes up to this number are in the index.
     Complete(u64),
 }
 
 /// A snapshot of which a part is in the index.
-struct Restoring {
+struct PartialRestore {
     pool: Arc<Pool>,
     sequence: u64,
     rank: u16,
     restore: Option<Restore>,
 }
 
-impl Drop for Restoring {
+impl Drop for PartialRestore {
     fn drop(&mut self) {
         self.end_rank();
     }
 }
 
-impl Restoring {
+impl PartialRestore {
     fn end_rank(&mut self) {
         if let Some(restore) = self.restore.take() {
             self.pool.index().end_restore(restore);
@@ -112,7 +112,7 @@ impl ShimBlocks {
     pub async fn snapshot(
         &mut self,
         part: v1::SnapshotPart,
-        sum: &mut Applied,
+        sum: &mut AppliedBlocks,
     ) -> Result<Option<u64>, Fault> {
         let rank = rank(part.rank)?;
         let continues = match &self.state {
@@ -157,14 +157,15 @@ impl ShimBlocks {
         // Removing a worker's blocks may have taken long.
         tokio::task::yield_now().await;
         let pool = Arc::clone(&self.pool);
-        self.state = BlocksState::Restoring(Restoring { pool, sequence, rank: 0, restore: None });
+        self.state =
+            BlocksState::Restoring(PartialRestore { pool, sequence, rank: 0, restore: None });
     }
 
     async fn restore(
         &self,
-        restoring: &mut Restoring,
+        restoring: &mut PartialRestore,
         runs: Vec<v1::Run>,
-        sum: &mut Applied,
+        sum: &mut AppliedBlocks,
     ) -> Result<(), Fault> {
         let mut runs = runs.into_iter().map(wire::run).peekable();
         while runs.peek().is_some() {
@@ -198,7 +199,11 @@ impl ShimBlocks {
     ///
     /// # Errors
     /// Changes are missing before these, or the message is invalid.
-    pub async fn events(&mut self, events: &v1::Events, sum: &mut Applied) -> Result<u64, Fault> {
+    pub async fn events(
+        &mut self,
+        events: &v1::Events,
+        sum: &mut AppliedBlocks,
+    ) -> Result<u64, Fault> {
         let BlocksState::Complete(known) = self.state else {
             return Err(Fault::Invalid("events before a complete snapshot"));
         };
@@ -250,7 +255,7 @@ impl ShimBlocks {
         mut parent: Option<EngineHash>,
         blocks: &[HashedBlock],
         tier: Tier,
-        sum: &mut Applied,
+        sum: &mut AppliedBlocks,
     ) {
         let mut left = blocks.len();
         for piece in blocks.chunks(BLOCKS_PER_LOCK) {
@@ -282,7 +287,7 @@ impl ShimBlocks {
         }
     }
 
-    async fn remove(&self, key: WorkerKey, names: &[u64], tier: Tier, sum: &mut Applied) {
+    async fn remove(&self, key: WorkerKey, names: &[u64], tier: Tier, sum: &mut AppliedBlocks) {
         let mut piece_names = Vec::with_capacity(names.len().min(BLOCKS_PER_LOCK));
         for piece in names.chunks(BLOCKS_PER_LOCK) {
             piece_names.clear();
@@ -310,7 +315,7 @@ impl ShimBlocks {
     }
 }
 
-fn rank(rank: u32) -> Result<u16, Invalid> {
+fn rank(rank: u32) -> Result<u16, InvalidReason> {
     u16::try_from(rank).ok().filter(|_| rank < RANKS_MAX).ok_or("the rank is out of range")
 }
 
@@ -364,7 +369,7 @@ mod tests {
     #[test]
     fn further_names_of_blocks_count_towards_the_turn_of_others() {
         let mut blocks = attached();
-        let mut sum = Applied::default();
+        let mut sum = AppliedBlocks::default();
         let runs = (0..8).map(|number| run(number, 1024)).collect();
         let (turns, taken) = turns(blocks.snapshot(snapshot(runs), &mut sum));
         assert_eq!((taken, sum.stored), (Ok(Some(0)), 8 * 2048));
@@ -375,14 +380,14 @@ mod tests {
     #[test]
     fn many_short_changes_leave_others_their_turn() {
         let mut blocks = attached();
-        turns(blocks.snapshot(snapshot(Vec::new()), &mut Applied::default())).1.unwrap();
+        turns(blocks.snapshot(snapshot(Vec::new()), &mut AppliedBlocks::default())).1.unwrap();
         let removed = Change::Removed(v1::Removed { names: vec![7], tier: 0 });
         let cleared = Change::Cleared(v1::Cleared {});
         for (change, count, expected) in [(removed, 10_000, 1 + 4), (cleared, 10, 1 + 10)] {
             let sequence = blocks.known("").unwrap() + 1;
             let changes = vec![v1::Change { change: Some(change) }; count];
             let events = v1::Events { sequence, changes, ..v1::Events::default() };
-            let (turns, applied) = turns(blocks.events(&events, &mut Applied::default()));
+            let (turns, applied) = turns(blocks.events(&events, &mut AppliedBlocks::default()));
             assert_eq!((turns, applied), (expected, Ok(sequence)));
         }
     }

@@ -99,8 +99,8 @@ trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 
-type Open<'a> = Pin<&'a mut (dyn Duplex + 'static)>;
-type Done<T> = Poll<io::Result<T>>;
+type OpenIo<'a> = Pin<&'a mut (dyn Duplex + 'static)>;
+type IoPoll<T> = Poll<io::Result<T>>;
 type Handshake = Pin<Box<dyn Future<Output = io::Result<TlsStream<TcpStream>>> + Send>>;
 
 enum Io {
@@ -125,7 +125,7 @@ impl Io {
     }
 
     /// Returns the open byte stream once the handshake is complete.
-    fn poll_open(&mut self, peer: &Peer, context: &mut Context<'_>) -> Done<Open<'_>> {
+    fn poll_open(&mut self, peer: &Peer, context: &mut Context<'_>) -> IoPoll<OpenIo<'_>> {
         if let Self::Handshake(handshake) = self {
             let done = ready!(handshake.as_mut().poll(context));
             *self = Self::Failed;
@@ -149,8 +149,8 @@ impl Connection {
     fn poll_io<T>(
         &mut self,
         context: &mut Context<'_>,
-        operation: impl FnOnce(Open<'_>, &mut Context<'_>) -> Done<T>,
-    ) -> Done<T> {
+        operation: impl FnOnce(OpenIo<'_>, &mut Context<'_>) -> IoPoll<T>,
+    ) -> IoPoll<T> {
         let done = match self.io.poll_open(&self.peer, context) {
             Poll::Ready(open) => operation(open?, context),
             Poll::Pending => Poll::Pending,
@@ -171,8 +171,8 @@ impl Connection {
     fn poll_write_io<T>(
         &mut self,
         context: &mut Context<'_>,
-        operation: impl FnOnce(Open<'_>, &mut Context<'_>) -> Done<T>,
-    ) -> Done<T> {
+        operation: impl FnOnce(OpenIo<'_>, &mut Context<'_>) -> IoPoll<T>,
+    ) -> IoPoll<T> {
         let done = self.poll_io(context, operation);
         self.unread = if done.is_pending() { self.unread.or(Some(0)) } else { None };
         done

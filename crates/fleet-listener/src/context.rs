@@ -9,7 +9,7 @@ use super::registry::SessionRegistry;
 use splitrail_config::model::FleetConfig;
 use splitrail_fleet::Cluster;
 use splitrail_fleet::Fleet;
-use splitrail_telemetry::LogThrottle;
+use splitrail_settings::log_throttle::LogThrottle;
 
 /// The state that all sessions share.
 pub(super) struct AttachContext {

@@ -43,13 +43,13 @@ impl TokenScope {
 
 /// The workers that a client may attach: those that all of its credentials allow.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Allowed {
+pub(super) struct AllowedWorkers {
     /// The workers of each configured entry with the client's token; empty if no token is required.
     by_token: Vec<TokenScope>,
     by_certificate: Option<Option<CertificateDer<'static>>>,
 }
 
-impl Allowed {
+impl AllowedWorkers {
     /// Limits the workers to those of the client's token. Each item is one configured entry with
     /// this token; one that includes the worker is enough.
     pub(super) fn bind_to_token(&mut self, scopes: Vec<TokenScope>) {
@@ -86,7 +86,7 @@ mod tests {
     fn an_entry_is_a_worker_id_or_a_prefix_with_a_star() {
         let listed = |entries: &[&str]| {
             let entries = entries.iter().map(|entry| (*entry).to_owned());
-            let mut allowed = Allowed::default();
+            let mut allowed = AllowedWorkers::default();
             let workers = Workers::Listed(entries.collect());
             allowed.bind_to_token(vec![TokenScope { workers, models: None }]);
             allowed
@@ -103,7 +103,7 @@ mod tests {
             assert_eq!(prefill.permits("m", id), permitted, "{id}");
         }
         assert!(listed(&["*"]).permits("m", "x") && !listed(&[]).permits("m", "x"));
-        assert!(Allowed::default().permits("m", "x"));
+        assert!(AllowedWorkers::default().permits("m", "x"));
     }
 
     #[test]
@@ -112,7 +112,7 @@ mod tests {
             workers,
             models: Some(models.iter().map(|model| (*model).to_owned()).collect()),
         };
-        let mut allowed = Allowed::default();
+        let mut allowed = AllowedWorkers::default();
         let of_b = Workers::Listed(["d-b".to_owned()].into());
         allowed.bind_to_token(vec![scope(Workers::Any, &["a"]), scope(of_b, &["b"])]);
         assert!(allowed.permits("a", "d-0") && allowed.permits("b", "d-b"));
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn without_a_certificate_no_worker_is_permitted_if_certificates_name_workers() {
-        let mut allowed = Allowed::default();
+        let mut allowed = AllowedWorkers::default();
         allowed.bind_to_certificate(None);
         assert!(!allowed.permits("m", "p0"));
     }

@@ -9,9 +9,9 @@ use splitrail_proto::v1;
 use splitrail_proto::v1::attach_request::Message;
 use tonic::Status;
 
-use super::credentials::Allowed;
-use super::inbound::{Inbound, Received};
-use splitrail_config::model::{Discovery, Role, Worker as WorkerConfig};
+use super::credentials::AllowedWorkers;
+use super::inbound::{Inbound, Input};
+use splitrail_config::model::{Discovery, Role, WorkerConfig};
 use splitrail_config::{engine_address, http_address};
 use splitrail_engine_client::networks::literal;
 use splitrail_fleet::Cluster;
@@ -48,11 +48,11 @@ pub(super) async fn read_hello(
     cluster: &Cluster,
     fleet: &Fleet,
     inbound: &mut Inbound,
-    allowed: &Allowed,
+    allowed: &AllowedWorkers,
 ) -> Result<CheckedHello, Status> {
     let first = tokio::time::timeout(HELLO_TIMEOUT, inbound.next()).await;
     let first = first.map_err(|_| Status::unavailable("the shim sent no `hello` in time"))??;
-    let Some(Received::Message(Some(first))) = first else {
+    let Some(Input::Message(Some(first))) = first else {
         return Err(Status::invalid_argument("the first message must be `hello`"));
     };
     let Message::Hello(hello) = *first else {
@@ -83,7 +83,11 @@ pub(super) async fn read_hello(
 
 /// Checks that the client's credentials allow the worker that it names and the worker that is
 /// already known at the address that it gives.
-fn may_speak_for(fleet: &Fleet, hello: &CheckedHello, allowed: &Allowed) -> Result<(), Status> {
+fn may_speak_for(
+    fleet: &Fleet,
+    hello: &CheckedHello,
+    allowed: &AllowedWorkers,
+) -> Result<(), Status> {
     let (model, id) = (hello.served.name(), hello.config.id.as_str());
     let known_there = fleet.name_at(model, &hello.authority);
     if let Some(id) = [Some(id), known_there.as_deref()]

@@ -40,7 +40,7 @@ use tokens::ShimTokens;
 
 use connection::{Acceptor, Peer};
 use context::AttachContext;
-use credentials::Allowed;
+use credentials::AllowedWorkers;
 use inbound::Inbound;
 use receive::receive;
 use registry::SessionRegistry;
@@ -48,7 +48,7 @@ use splitrail_api::text::random_id;
 use splitrail_config::model::{ClientWorkers, Events, NatsEvents};
 use splitrail_fleet::Cluster;
 use splitrail_fleet::Fleet;
-use splitrail_telemetry::LogThrottle;
+use splitrail_settings::log_throttle::LogThrottle;
 #[cfg(feature = "nats")]
 use splitrail_telemetry::{TaskName, restart_on_panic};
 use tls::Certificates;
@@ -206,7 +206,7 @@ impl FleetService for Service {
         &self,
         request: Request<Streaming<v1::AttachRequest>>,
     ) -> Result<Response<Self::AttachStream>, Status> {
-        let mut allowed = Allowed::default();
+        let mut allowed = AllowedWorkers::default();
         if let Some(tokens) = &self.tokens {
             let given = request.metadata().get("authorization").map(|value| value.as_bytes());
             let Some(workers) = tokens.accept(given, Instant::now()).await else {

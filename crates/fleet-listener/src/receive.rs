@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tonic::Status;
 
 use super::context::AttachContext;
-use super::credentials::Allowed;
+use super::credentials::AllowedWorkers;
 use super::hello;
 use super::inbound::Inbound;
 use super::registry::{Outbound, PendingStream, RegisterResult};
@@ -17,7 +17,7 @@ pub(super) async fn receive(
     context: Arc<AttachContext>,
     mut inbound: Inbound,
     outbound: Outbound,
-    allowed: Allowed,
+    allowed: AllowedWorkers,
 ) {
     let reading = hello::read_hello(&context.cluster, &context.fleet, &mut inbound, &allowed);
     let checked = tokio::select! {

@@ -160,11 +160,11 @@ impl Reservation {
 
 impl SessionGuard {
     /// Marks the stream as open until the result is dropped.
-    pub(super) fn live(&self, metrics: &Metrics) -> Live {
+    pub(super) fn live(&self, metrics: &Metrics) -> OpenStreamMark {
         self.registry.set_live(&self.key, self.number, true);
         let gauge = metrics.attached_shims.with_label_values(&[self.key.0.as_str()]);
         gauge.inc();
-        Live {
+        OpenStreamMark {
             gauge,
             registry: Arc::clone(&self.registry),
             key: self.key.clone(),
@@ -185,14 +185,14 @@ impl Drop for SessionGuard {
 }
 
 /// Marks a worker's stream as open; dropping it marks the stream as closed.
-pub(super) struct Live {
+pub(super) struct OpenStreamMark {
     gauge: prometheus::IntGauge,
     registry: Arc<SessionRegistry>,
     key: (String, String),
     number: u64,
 }
 
-impl Drop for Live {
+impl Drop for OpenStreamMark {
     fn drop(&mut self) {
         self.gauge.dec();
         self.registry.set_live(&self.key, self.number, false);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use splitrail_engine::vllm::load::EngineLoad;
-use splitrail_kv::{Applied, HASH_LAYOUT};
+use splitrail_kv::{AppliedBlocks, HASH_LAYOUT};
 use splitrail_proto::v1;
 use splitrail_proto::v1::attach_request::Message;
 use splitrail_proto::v1::attach_response::Message as RouterMessage;
@@ -15,10 +15,10 @@ use tonic::{Code, Status};
 use super::blocks::{Fault, ShimBlocks};
 use super::context::AttachContext;
 use super::hello::{self, CheckedHello};
-use super::inbound::Received;
+use super::inbound::Input;
 use super::registry::{PendingStream, SessionGuard};
 use super::stream::ShimStream;
-use splitrail_fleet::indexing::{Indexing, OVER_LIMIT};
+use splitrail_fleet::indexing::{IndexPart, OVER_LIMIT};
 use splitrail_fleet::resync::ResyncRequests;
 use splitrail_fleet::shim_report::OtherLoad;
 
@@ -35,7 +35,7 @@ pub(super) struct Session {
 /// The worker, and the state of its blocks.
 struct AttachedWorker {
     blocks: ShimBlocks,
-    indexing: Indexing,
+    indexing: IndexPart,
     /// The engine's block size in tokens, if it is another than the model's: its blocks are then not
     /// indexed.
     other_block_size: Option<u32>,
@@ -55,7 +55,7 @@ enum NextStep {
 
 /// The next event for a session.
 enum SessionEvent {
-    Received(Box<Result<Option<Received>, Status>>),
+    Received(Box<Result<Option<Input>, Status>>),
     Ended(NextStep),
     /// The fleet has replaced the worker by a new one with the same id.
     Replaced,
@@ -283,7 +283,7 @@ impl Session {
             let cluster = Arc::clone(&self.context.cluster);
             let resync_requests = worker.resync.requests();
             let indexing =
-                Indexing::new(cluster, name.into(), Arc::clone(&served.pool), worker, None);
+                IndexPart::new(cluster, name.into(), Arc::clone(&served.pool), worker, None);
             self.attached =
                 Some(AttachedWorker { blocks, indexing, other_block_size: None, resync_requests });
         }
@@ -339,17 +339,17 @@ impl Session {
         Ok(())
     }
 
-    async fn handle(&mut self, received: Received, stream: &mut ShimStream) -> Result<(), Status> {
+    async fn handle(&mut self, received: Input, stream: &mut ShimStream) -> Result<(), Status> {
         match (received, &self.attached) {
-            (Received::Message(message), _) => {
+            (Input::Message(message), _) => {
                 return self.handle_message(message.map(|message| *message), stream).await;
             }
-            (Received::InStep, Some(attached))
+            (Input::InStep, Some(attached))
                 if !stream.resync.is_open() && attached.blocks.is_complete() =>
             {
                 attached.mark_current();
             }
-            (Received::OutOfStep, Some(attached)) => {
+            (Input::OutOfStep, Some(attached)) => {
                 attached.indexing.worker.set_events_current(false)
             }
             _ => {}
@@ -439,7 +439,7 @@ impl AttachedWorker {
     /// # Errors
     /// The configuration says another block size.
     fn set_block_size(&mut self, reported: Option<u32>) -> Result<(), Status> {
-        let Indexing { pool, worker, .. } = &self.indexing;
+        let IndexPart { pool, worker, .. } = &self.indexing;
         let other = reported.filter(|tokens| !pool.learn_block_size(worker, *tokens));
         let before = std::mem::replace(&mut self.other_block_size, other);
         let Some(engine) = other else { return Ok(()) };
@@ -499,7 +499,7 @@ impl AttachedWorker {
             self.indexing.begin_whole();
             self.indexing.pool.speculative_index.forget(self.indexing.worker.index);
         }
-        let mut sum = Applied::default();
+        let mut sum = AppliedBlocks::default();
         let taken = self.blocks.snapshot(part, &mut sum).await;
         self.indexing.note(0, sum);
         match taken {
@@ -524,7 +524,7 @@ impl AttachedWorker {
         }
         let made_s = Some(events.engine_time_s).filter(|made_s| *made_s != 0.0);
         self.indexing.observe(events.changes.len(), made_s);
-        let mut sum = Applied::default();
+        let mut sum = AppliedBlocks::default();
         let taken = self.blocks.events(events, &mut sum).await;
         self.indexing.note(events.changes.len(), sum);
         match taken {
@@ -561,7 +561,7 @@ impl AttachedWorker {
     }
 
     fn load(&self, load: &v1::Load, stale: Duration) {
-        let Indexing { pool, worker, .. } = &self.indexing;
+        let IndexPart { pool, worker, .. } = &self.indexing;
         let now = Instant::now();
         let others = OtherLoad::beyond(load, &worker.booked, pool.block_size());
         worker.shim_report.set_others(now, stale, others);

@@ -8,13 +8,13 @@ use splitrail_proto::v1;
 const RUN_BLOCKS_MAX: usize = 1024;
 
 /// Why a message is invalid, for logs.
-pub(super) type Invalid = &'static str;
+pub(super) type InvalidReason = &'static str;
 
 /// Converts a run of a snapshot.
 ///
 /// # Errors
 /// The run is empty or too long, or the number of names does not fit the number of blocks.
-pub(super) fn run(run: v1::Run) -> Result<SnapshotRun, Invalid> {
+pub(super) fn run(run: v1::Run) -> Result<SnapshotRun, InvalidReason> {
     if run.hashes.is_empty() || run.hashes.len() > RUN_BLOCKS_MAX {
         return Err("a run is empty or too long");
     }
@@ -31,7 +31,7 @@ pub(super) fn run(run: v1::Run) -> Result<SnapshotRun, Invalid> {
     Ok(SnapshotRun { parent: run.parent.map(BlockHash), hashes, names })
 }
 
-fn named(named: v1::Named) -> Result<BlockName, Invalid> {
+fn named(named: v1::Named) -> Result<BlockName, InvalidReason> {
     if named.copies.len() > Tier::COUNT {
         return Err("a block has copies in more tiers than there are");
     }
@@ -44,7 +44,7 @@ fn named(named: v1::Named) -> Result<BlockName, Invalid> {
 ///
 /// # Errors
 /// There are more names than hashes, or fewer.
-pub(super) fn stored(stored: &v1::Stored) -> Result<Vec<HashedBlock>, Invalid> {
+pub(super) fn stored(stored: &v1::Stored) -> Result<Vec<HashedBlock>, InvalidReason> {
     if stored.names.len() != stored.hashes.len() {
         return Err("stored blocks have more names than hashes, or fewer");
     }
@@ -59,7 +59,7 @@ pub(super) fn stored(stored: &v1::Stored) -> Result<Vec<HashedBlock>, Invalid> {
 ///
 /// # Errors
 /// The number stands for no tier.
-pub(super) fn tier(tier: i32) -> Result<Tier, Invalid> {
+pub(super) fn tier(tier: i32) -> Result<Tier, InvalidReason> {
     match v1::BlockTier::try_from(tier) {
         Ok(v1::BlockTier::Device) => Ok(Tier::Device),
         Ok(v1::BlockTier::Host) => Ok(Tier::Host),

@@ -25,7 +25,7 @@ use super::parity::{Cause, Parity, ParityState};
 use super::worker::Worker;
 use crate::Cluster;
 use crate::Served;
-use ask::{Refused, Reply};
+use ask::{CanaryRefusal, Reply};
 use diagnose::{CanaryBlocks, CanaryResult};
 use prompt::Prompt;
 use splitrail_api::text::random_id;
@@ -174,7 +174,7 @@ impl Canary {
         let before = worker.event_stats.now();
         let reply = match ask::serve(served, worker, prompt, adapter, &salt).await {
             Ok(reply) => reply,
-            Err(Refused(why)) => return CanaryResult::Unclear(why),
+            Err(CanaryRefusal(why)) => return CanaryResult::Unclear(why),
         };
         let tokens = prompt.sent(reply.is_chat);
         if let Some(cause) = diagnose::count(reply.is_chat, tokens.len(), reply.prompt_tokens) {

@@ -16,7 +16,7 @@ use super::speculative_index::SpeculativeOverlaps;
 use super::worker::Worker;
 use splitrail_config::model::SaturationConfig;
 use splitrail_policy::{Candidate, Leg};
-use splitrail_workload::booking::Booked;
+use splitrail_workload::booking::BookedSums;
 use splitrail_workload::costs::{RankScope, WorkerCosts};
 use splitrail_workload::fetches::FetchBounds;
 
@@ -257,7 +257,7 @@ impl<'a> CandidateBuilder<'a> {
     }
 }
 
-fn booked_and(booked: &Booked, others: OtherLoad, reported: u64) -> RankLoad {
+fn booked_and(booked: &BookedSums, others: OtherLoad, reported: u64) -> RankLoad {
     let requests = booked.requests().saturating_add(others.requests);
     RankLoad {
         requests: requests.max(u32::try_from(reported).unwrap_or(u32::MAX)),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use splitrail_config::model::{Discovery, Model, Worker as WorkerConfig};
+use splitrail_config::model::{Discovery, Model, WorkerConfig};
 
 /// A source that reports workers. Of the sources that report the same worker, the first in this
 /// order leads: its values count, and the others fill in values that it lacks. A shim leads only if

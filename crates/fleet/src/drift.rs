@@ -14,14 +14,14 @@ use serde::Serialize;
 
 mod policy;
 
-pub use policy::{Direction, DriftDecision, DriftReaction, Measured, Past, decide};
+pub use policy::{Direction, DriftDecision, DriftReaction, Measurements, PastReactions, decide};
 
 use splitrail_config::model::DriftConfig;
 
 /// The reaction to one worker's drift so far.
 #[derive(Debug, Default)]
 pub struct Drift {
-    past: Mutex<Past>,
+    past: Mutex<PastReactions>,
     /// The bits of an `f64`: the share of the worker's overlap that is ignored.
     discount: AtomicU64,
     given_up: AtomicBool,
@@ -56,7 +56,7 @@ impl Drift {
 
     /// Resets everything, because the worker may have been restarted.
     pub fn forget(&self) {
-        *self.past.lock().unwrap_or_else(PoisonError::into_inner) = Past::default();
+        *self.past.lock().unwrap_or_else(PoisonError::into_inner) = PastReactions::default();
         self.given_up.store(false, Relaxed);
         self.set_discount(0.0);
     }
@@ -75,7 +75,7 @@ impl Drift {
     pub(super) fn decide(
         &self,
         config: &DriftConfig,
-        measured: &Measured,
+        measured: &Measurements,
         now: Instant,
     ) -> DriftDecision {
         let mut past = self.past.lock().unwrap_or_else(PoisonError::into_inner);

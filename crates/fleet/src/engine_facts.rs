@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::worker::Worker;
-use splitrail_config::model::{Connector, Worker as WorkerConfig};
+use splitrail_config::model::{Connector, WorkerConfig};
 use splitrail_engine::vllm::identity::EventSource;
 use splitrail_engine::zmtp::Endpoint;
 use splitrail_policy::KvFormat;

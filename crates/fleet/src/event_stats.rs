@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use splitrail_kv::Applied;
+use splitrail_kv::AppliedBlocks;
 
 use splitrail_telemetry::clock::unix_ms;
 
@@ -37,7 +37,7 @@ pub struct EventCounts {
 
 impl EventStats {
     /// Counts events and the results of applying them.
-    pub fn applied(&self, events: usize, sum: &Applied) {
+    pub fn applied(&self, events: usize, sum: &AppliedBlocks) {
         let add = |counter: &AtomicU64, count: usize| counter.fetch_add(count as u64, Relaxed);
         if events > 0 {
             self.record_event_time();

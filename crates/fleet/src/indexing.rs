@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use splitrail_kv::{Applied, WorkerKey};
+use splitrail_kv::{AppliedBlocks, WorkerKey};
 
 use super::pool::Pool;
 use super::ranks::rank_key;
@@ -25,7 +25,7 @@ pub const OVER_LIMIT: &str = "over_limit";
 
 /// One worker's part of its model's index. It outlives changes of the configuration that keep the
 /// pool, so it holds nothing else of the model.
-pub struct Indexing {
+pub struct IndexPart {
     cluster: Arc<Cluster>,
     model: Arc<str>,
     /// The pool whose index has this part.
@@ -43,13 +43,13 @@ pub struct Indexing {
 }
 
 /// When the task ends in any way, what it has indexed may become outdated.
-impl Drop for Indexing {
+impl Drop for IndexPart {
     fn drop(&mut self) {
         self.set_current(false);
     }
 }
 
-impl Indexing {
+impl IndexPart {
     /// The part of `worker`'s `rank`, or of all its ranks if a shim reports them (`None`).
     pub fn new(
         cluster: Arc<Cluster>,
@@ -135,7 +135,7 @@ impl Indexing {
     }
 
     /// Counts the results of applying a number of events.
-    pub fn note(&mut self, events: usize, sum: Applied) {
+    pub fn note(&mut self, events: usize, sum: AppliedBlocks) {
         self.worker.event_stats.applied(events, &sum);
         if sum.over_limit > 0 {
             self.truncated.get_or_insert_with(Instant::now);

@@ -7,15 +7,15 @@ use std::time::Instant;
 use splitrail_engine::vllm::events::EventBatch;
 use splitrail_engine::vllm::identity::{EventSource, of_all_ranks};
 use splitrail_engine::vllm::subscription::{ResetReason, Subscription, SyncOutcome, Update};
-use splitrail_engine::zmtp::Admits;
-use splitrail_kv::{Applied, EngineHash, KvEvent};
+use splitrail_engine::zmtp::AddressFilter;
+use splitrail_kv::{AppliedBlocks, EngineHash, KvEvent};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::engine_facts::Publication;
 use super::follow::supervise;
-use super::indexing::{Indexing, OVER_LIMIT};
+use super::indexing::{IndexPart, OVER_LIMIT};
 use super::pool::Pool;
 use super::ranks::rank_key;
 use super::resync::ResyncRequest;
@@ -32,7 +32,7 @@ const QUEUE_BATCHES: usize = 256;
 const BLOCKS_PER_LOCK: usize = 4096;
 
 /// The task that follows one rank.
-struct Following {
+struct FollowerTask {
     tasks: JoinSet<()>,
     /// Whether a publisher was found at the rank's address.
     connected: watch::Receiver<bool>,
@@ -87,7 +87,7 @@ async fn follow_ranks(
     pool: &Arc<Pool>,
     worker: &Arc<Worker>,
     listed: &[EventSource],
-    following: &mut Vec<Following>,
+    following: &mut Vec<FollowerTask>,
 ) {
     let mut counts = worker.ranks.follow();
     loop {
@@ -112,7 +112,7 @@ async fn follow_ranks(
                 "the ports after kv_events do not suffice for all ranks"
             );
         }
-        let is_confirmed = |last: &Following| *last.connected.borrow();
+        let is_confirmed = |last: &FollowerTask| *last.connected.borrow();
         if following.last().is_none_or(is_confirmed)
             && let Some(source) = sources.into_iter().nth(following.len())
         {
@@ -121,12 +121,13 @@ async fn follow_ranks(
             let admits = admits(&cluster, worker, &source);
             let task = move || {
                 let (cluster, model, pool) = (cluster.clone(), model.clone(), pool.clone());
-                let part = Indexing::new(cluster, model, pool, followed.clone(), Some(source.rank));
+                let part =
+                    IndexPart::new(cluster, model, pool, followed.clone(), Some(source.rank));
                 follow(part, source.clone(), admits.clone(), sender.clone())
             };
             let mut tasks = JoinSet::new();
             tasks.spawn(supervise("KV events", worker, task));
-            following.push(Following { tasks, connected });
+            following.push(FollowerTask { tasks, connected });
         }
         let is_short = following.len() < reachable;
         let next_may_begin = async {
@@ -151,11 +152,12 @@ async fn follow_ranks(
 /// Restricts the addresses of a worker's publisher if it is not listed in the configuration, and
 /// neither is the host, if the engine says where it publishes. Host names are resolved at each
 /// connection.
-fn admits(cluster: &Cluster, worker: &Worker, source: &EventSource) -> Option<Admits> {
+fn admits(cluster: &Cluster, worker: &Worker, source: &EventSource) -> Option<AddressFilter> {
     let networks = cluster.networks.clone();
     // The host of a listed worker is allowed too, if it is an IP address.
     let own = literal(worker.authority.host()).filter(|_| !worker.guarded);
-    is_guarded(worker, source).then(|| Admits::new(move |ip| networks.admit(ip) || own == Some(ip)))
+    is_guarded(worker, source)
+        .then(|| AddressFilter::new(move |ip| networks.admit(ip) || own == Some(ip)))
 }
 
 fn is_guarded(worker: &Worker, source: &EventSource) -> bool {
@@ -170,9 +172,9 @@ fn is_guarded(worker: &Worker, source: &EventSource) -> bool {
 
 /// Follows one rank until the task is aborted.
 async fn follow(
-    part: Indexing,
+    part: IndexPart,
     source: EventSource,
-    admits: Option<Admits>,
+    admits: Option<AddressFilter>,
     connected: watch::Sender<bool>,
 ) {
     let mut intake = Intake { part, source, speaks: None, oldest_batch: None, is_replayed: true };
@@ -226,7 +228,7 @@ async fn follow(
 }
 
 struct Intake {
-    part: Indexing,
+    part: IndexPart,
     source: EventSource,
     /// The rank that the stream's batches name, if any. A stream belongs to one rank, but an engine
     /// that is one of many ranks with addresses of their own may use any number.
@@ -344,8 +346,8 @@ impl Intake {
     }
 
     /// Applies a batch to the index, whose lock is released after some blocks.
-    async fn index_events(&self, batch: &EventBatch) -> Applied {
-        let (mut sum, mut rest) = (Applied::default(), &batch.events[..]);
+    async fn index_events(&self, batch: &EventBatch) -> AppliedBlocks {
+        let (mut sum, mut rest) = (AppliedBlocks::default(), &batch.events[..]);
         while let [first, behind @ ..] = rest {
             if blocks_of(first) > BLOCKS_PER_LOCK {
                 sum += self.index_long(first).await;
@@ -361,8 +363,8 @@ impl Intake {
     }
 
     /// Applies events of up to about `BLOCKS_PER_LOCK` blocks together, and returns the rest.
-    fn index_some<'e>(&self, mut events: &'e [KvEvent], sum: &mut Applied) -> &'e [KvEvent] {
-        let Indexing { pool, worker, .. } = &self.part;
+    fn index_some<'e>(&self, mut events: &'e [KvEvent], sum: &mut AppliedBlocks) -> &'e [KvEvent] {
+        let IndexPart { pool, worker, .. } = &self.part;
         let mut index = pool.index();
         if worker.gone.is_cancelled() {
             return &[];
@@ -380,12 +382,12 @@ impl Intake {
     }
 
     /// Applies an event of many blocks in portions.
-    async fn index_long(&self, event: &KvEvent) -> Applied {
-        let mut sum = Applied::default();
+    async fn index_long(&self, event: &KvEvent) -> AppliedBlocks {
+        let mut sum = AppliedBlocks::default();
         let mut left = blocks_of(event);
         for portion in portions(event) {
             left -= blocks_of(&portion);
-            let mut applied = Applied::default();
+            let mut applied = AppliedBlocks::default();
             self.index_some(&[portion], &mut applied);
             sum += applied;
             // The blocks after those that are not indexed have no parent in the index.

@@ -11,6 +11,7 @@ use crate::Roster;
 use splitrail_config::model::CacheLossTrackingConfig;
 use splitrail_ledger::decisions::Decision;
 use splitrail_policy::loss::{Loss, LossWindow, StepBlocks, Stream};
+use splitrail_workload::clock::ns_since;
 
 /// Maximum number of blocks of one request that are tracked. They are looked up on the thread that
 /// serves the connection, which a prompt of a million tokens would hold for milliseconds.
@@ -34,7 +35,7 @@ struct LossState {
 
 /// What is tracked of one prompt while its request runs.
 #[derive(Clone, Debug)]
-pub struct Followed {
+pub struct FollowedPrompt {
     blocks: Vec<u64>,
     step_blocks: StepBlocks,
 }
@@ -62,11 +63,11 @@ impl Losses {
     }
 
     /// Records the arrival of the prompts of a request, and returns what is tracked of each; nothing if
-    /// tracking is disabled. Only the first [`REQUEST_BLOCKS_MAX`] blocks count.
+    /// tracking is disabled. Only the first `REQUEST_BLOCKS_MAX` blocks count.
     pub fn record_arrival<'p>(
         &self,
         prompts: impl Iterator<Item = &'p [BlockHash]>,
-    ) -> Vec<Followed> {
+    ) -> Vec<FollowedPrompt> {
         if !self.is_watched.load(Relaxed) {
             return Vec::new();
         }
@@ -84,13 +85,13 @@ impl Losses {
             let prompt_blocks = u32::try_from(blocks.len()).unwrap_or(u32::MAX);
             let step_blocks =
                 StepBlocks { prompt_blocks, seen_blocks, computed_blocks, ..StepBlocks::default() };
-            Followed { blocks, step_blocks }
+            FollowedPrompt { blocks, step_blocks }
         };
         tracked.into_iter().map(follow).collect()
     }
 
     /// Records that a prompt has been computed.
-    pub fn computed(&self, followed: &Followed) {
+    pub fn computed(&self, followed: &FollowedPrompt) {
         if let Some(state) = self.lock().as_mut() {
             state.stream.computed(&followed.blocks);
         }
@@ -100,7 +101,7 @@ impl Losses {
     /// has the workers, and blocks have `block_size` tokens.
     pub fn ended(
         &self,
-        followed: &Followed,
+        followed: &FollowedPrompt,
         decision: &Decision,
         roster: &Roster,
         block_size: u32,
@@ -116,7 +117,7 @@ impl Losses {
             parity_broken: worker.is_some_and(|worker| !worker.takes_part_in_kv_routing()),
             ..followed.step_blocks
         };
-        let now_ns = self.now_ns();
+        let now_ns = ns_since(self.epoch, Instant::now());
         if let Some(state) = self.lock().as_mut() {
             state.window.add(now_ns, &step_blocks);
         }
@@ -124,12 +125,8 @@ impl Losses {
 
     /// The sums over the window; `None` if tracking is disabled.
     pub fn sum(&self) -> Option<Loss> {
-        let now_ns = self.now_ns();
+        let now_ns = ns_since(self.epoch, Instant::now());
         self.lock().as_mut().map(|state| state.window.sum(now_ns))
-    }
-
-    fn now_ns(&self) -> u64 {
-        u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<LossState>> {
@@ -147,7 +144,7 @@ mod tests {
         let blocks: Vec<BlockHash> = (0..3000).map(BlockHash).collect();
         assert!(losses.record_arrival([&blocks[..]].into_iter()).is_empty(), "not enabled");
         losses.configure(Some(CacheLossTrackingConfig::default()));
-        let tracked = |followed: Vec<Followed>| -> Vec<_> {
+        let tracked = |followed: Vec<FollowedPrompt>| -> Vec<_> {
             let step_blocks = followed.into_iter().map(|one| one.step_blocks);
             step_blocks
                 .map(|step_blocks| (step_blocks.prompt_blocks, step_blocks.seen_blocks))

@@ -15,7 +15,7 @@ use super::worker::Worker;
 use super::{health, read_back};
 use crate::Cluster;
 use crate::{Served, Serving};
-use splitrail_config::model::{Discovery, Model, Worker as WorkerConfig};
+use splitrail_config::model::{Discovery, Model, WorkerConfig};
 use splitrail_telemetry::{TaskName, restart_on_panic};
 
 mod discovered;

@@ -16,7 +16,8 @@ use splitrail_engine_client::{ConnectOptions, EngineClient, ReplyMemory, TlsSett
 use splitrail_kv::{HashSeed, IndexConfig};
 use splitrail_prompt::stamp::{FileStamp, stamp, stamps};
 use splitrail_prompt::{ContentFormat, PromptModel, PromptOptions};
-use splitrail_telemetry::{LogThrottle, Metrics, ModelSeries};
+use splitrail_settings::log_throttle::LogThrottle;
+use splitrail_telemetry::{Metrics, ModelSeries};
 
 use crate::{Pool, Served, Serving};
 

@@ -44,10 +44,10 @@ impl OutcomeCounters {
 
 /// The ejections of one worker in a row.
 #[derive(Debug, Default)]
-pub(super) struct Ejections(Mutex<Option<Ejected>>);
+pub(super) struct Ejections(Mutex<Option<EjectionRun>>);
 
 #[derive(Clone, Copy, Debug)]
-struct Ejected {
+struct EjectionRun {
     /// Number of ejections in a row.
     times: u32,
     /// The end of the last one.
@@ -59,7 +59,7 @@ impl Ejections {
     pub(super) fn begin(&self, now: Instant, lasts: impl FnOnce(u32) -> Duration) {
         let mut last = self.last();
         let times = last.map_or(0, |last| last.times).saturating_add(1);
-        *last = Some(Ejected { times, until: now + lasts(times) });
+        *last = Some(EjectionRun { times, until: now + lasts(times) });
     }
 
     /// Whether the time of the last one is over.
@@ -78,7 +78,7 @@ impl Ejections {
     }
 
     /// A poisoned lock is still used: the value is replaced as a whole.
-    fn last(&self) -> MutexGuard<'_, Option<Ejected>> {
+    fn last(&self) -> MutexGuard<'_, Option<EjectionRun>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -16,7 +16,7 @@ use super::ranks::rank_key;
 use super::read_back::ReadBack;
 use super::roster::Roster;
 use super::speculative_index::{SpeculativeIndex, SpeculativeOverlaps};
-use super::waiting::Waiting;
+use super::waiting::WaitingQueues;
 use super::worker::Worker;
 use crate::losses::Losses;
 use splitrail_config::model::{Model, SaturationConfig, SpeculativeIndexConfig};
@@ -68,7 +68,7 @@ pub struct Pool {
     /// What workers probably hold beyond the confirmed blocks of `index`.
     pub speculative_index: SpeculativeIndex,
     /// Requests that wait in the router for a worker, if the configuration enables the queue.
-    pub waiting: Waiting,
+    pub waiting: WaitingQueues,
     /// KV that decode workers keep pinned for prefill workers.
     pub read_back: ReadBack,
     /// The prefixes that recent prompts use most, if the model is prewarmed.
@@ -102,7 +102,7 @@ impl Pool {
             reader: index.reader(),
             index: Mutex::new(index),
             speculative_index: SpeculativeIndex::new(SpeculativeIndexConfig::OFF),
-            waiting: Waiting::default(),
+            waiting: WaitingQueues::default(),
             read_back: ReadBack::default(),
             hot: HotStore::default(),
             calibration: Calibration::default(),
@@ -402,7 +402,7 @@ mod tests {
 
     #[test]
     fn overlap_is_believed_only_while_events_come_in_and_the_worker_agrees() {
-        let config: splitrail_config::model::Worker = serde_json::from_str(
+        let config: splitrail_config::model::WorkerConfig = serde_json::from_str(
             r#"{"id": "w", "role": "both", "url": "http://w:1", "kv_events": "tcp://w:2"}"#,
         )
         .unwrap();
@@ -457,7 +457,7 @@ mod tests {
 
     /// A pool of one worker with events, its worker, and a prompt of three blocks.
     fn assuming(config: SpeculativeIndexConfig) -> (Pool, Arc<Worker>, Vec<BlockHash>) {
-        let worker: splitrail_config::model::Worker = serde_json::from_str(
+        let worker: splitrail_config::model::WorkerConfig = serde_json::from_str(
             r#"{"id": "w", "role": "both", "url": "http://w:1", "kv_events": "tcp://w:2"}"#,
         )
         .unwrap();

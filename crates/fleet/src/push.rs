@@ -32,7 +32,8 @@ impl PushState {
         known.iter().find(|(of, _)| *of == rank).map(|(_, engine)| Arc::clone(engine))
     }
 
-    /// The identities as the admin listener shows them; `None` if the engine has not shown that it pushes.
+    /// The identities as the admin listener shows them; `None` if the engine has not shown that it
+    /// pushes.
     pub fn view(&self) -> Option<Vec<serde_json::Value>> {
         let known = self.known.load();
         let view = known.iter().map(|(rank, engine)| engine.view(*rank)).collect::<Vec<_>>();

@@ -13,7 +13,7 @@ use splitrail_kv::WorkerKey;
 use splitrail_policy::WorkerIndex;
 use tokio::sync::watch;
 
-use splitrail_workload::booking::Booked;
+use splitrail_workload::booking::BookedSums;
 
 /// Maximum number of ranks of one worker. A higher reported number is reduced to this.
 pub const RANKS_MAX: u16 = 256;
@@ -38,7 +38,7 @@ pub struct Ranks {
 #[derive(Debug, Default)]
 pub struct Rank {
     /// The work that the router has assigned to the rank, if requests are pinned to it.
-    pub booked: Arc<Booked>,
+    pub booked: Arc<BookedSums>,
     /// Whether the rank's KV events are being received.
     events_current: AtomicBool,
     /// Whether the index left out blocks of the rank because of its size limit.

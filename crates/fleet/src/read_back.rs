@@ -29,9 +29,9 @@ mod release;
 mod support;
 mod sweep;
 
-pub use reading::{NewPin, Reading, blocks_max};
+pub use reading::{NewPin, PinReading, blocks_max};
 pub use release::release_of;
-pub use support::Support;
+pub use support::ReadBackSupport;
 pub(crate) use sweep::{run, stop};
 
 /// The bounds of one model's pins. A pin takes some 50 bytes for each block.
@@ -115,8 +115,8 @@ impl ReadBack {
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The pins that prefill legs can read for a prompt, given as the hashes of the leading blocks that they may
-    /// read; `None` if there is nothing.
+    /// The pins that prefill legs can read for a prompt, given as the hashes of the leading blocks
+    /// that they may read; `None` if there is nothing.
     pub(crate) fn readable_pins<'a>(
         &'a self,
         now: Instant,

@@ -7,7 +7,8 @@ use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
-/// Maximum number of concurrent releases of hand-offs; further hand-offs are freed when their lease ends.
+/// Maximum number of concurrent releases of hand-offs; further hand-offs are freed when their lease
+/// ends.
 const RELEASES_MAX: usize = 256;
 
 /// Releases that run. Dropping this ends them.

@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use crate::Served;
 use crate::Worker;
-use crate::drift::{Direction, DriftReaction, Measured};
+use crate::drift::{Direction, DriftReaction, Measurements};
 use crate::resync::ResyncRequest;
-use crate::usage_stats::Reporting;
+use crate::usage_stats::ReportingCounts;
 use splitrail_ledger::leg::LegFacts;
 use splitrail_telemetry::Metrics;
 
@@ -43,7 +43,7 @@ pub fn check_reply(
     if !expected.comparable || expected.block_size == 0 {
         return;
     }
-    let compared = Compared { epoch: expected.epoch, block_size: expected.block_size };
+    let compared = EstimateBasis { epoch: expected.epoch, block_size: expected.block_size };
     compare(metrics, served, worker, compared, [estimate, engine]);
 }
 
@@ -66,13 +66,13 @@ pub fn check_source(
 ) {
     let block_size = served.pool.block_size();
     if !worker.gone.is_cancelled() && block_size > 0 {
-        compare(metrics, served, worker, Compared { epoch, block_size }, tokens);
+        compare(metrics, served, worker, EstimateBasis { epoch, block_size }, tokens);
     }
 }
 
 /// What an estimate was made from.
 #[derive(Clone, Copy)]
-struct Compared {
+struct EstimateBasis {
     epoch: u64,
     block_size: u32,
 }
@@ -81,7 +81,7 @@ fn compare(
     metrics: &Metrics,
     served: &Served,
     worker: &Worker,
-    Compared { epoch, block_size }: Compared,
+    EstimateBasis { epoch, block_size }: EstimateBasis,
     [estimate, engine]: [u32; 2],
 ) {
     let blocks = f64::from(estimate.abs_diff(engine)) / f64::from(block_size);
@@ -95,7 +95,7 @@ fn compare(
 fn count(
     served: &Served,
     worker: &Worker,
-    reporting: &Reporting,
+    reporting: &ReportingCounts,
     figure: &'static str,
     reported: bool,
 ) {
@@ -120,7 +120,7 @@ fn act_on_drift(served: &Served, worker: &Worker) {
     }
     let measured = worker.usage_stats.measured();
     let decision = worker.drift.decide(config, &measured, Instant::now());
-    let Measured { samples, over_blocks, under_blocks, .. } = measured;
+    let Measurements { samples, over_blocks, under_blocks, .. } = measured;
     let (model, id) = (served.name(), worker.id());
     match decision.reaction {
         DriftReaction::NoDrift | DriftReaction::Wait | DriftReaction::Tolerate => {}

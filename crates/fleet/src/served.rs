@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use splitrail_telemetry::{LabelledSeries, LogThrottle, ModelSeries};
+use splitrail_settings::log_throttle::LogThrottle;
+use splitrail_telemetry::{LabelledSeries, ModelSeries};
 
 use super::pool::Pool;
 use super::releases::Releases;
@@ -108,7 +109,7 @@ pub struct ServedName {
 
 /// Whether and how fast the router tokenises prompts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Tokenizing {
+pub enum TokenizerSpeed {
     /// The router does not tokenise: no tokenizer is configured.
     None,
     /// Text prompts are tokenised in less than a millisecond.
@@ -126,7 +127,7 @@ pub struct Serving {
     /// The limits of the configuration.
     pub limits: Limits,
     /// How the model with the slowest tokenizer handles prompts.
-    pub tokenizing: Tokenizing,
+    pub tokenizing: TokenizerSpeed,
     /// The whole configuration.
     pub config: Arc<Config>,
 }
@@ -145,11 +146,11 @@ impl Serving {
             }
         }
         let of = |served: &Arc<Served>| match &served.prompt {
-            None => Tokenizing::None,
-            Some(prompt) if prompt.tokenizer().is_fast() => Tokenizing::Fast,
-            Some(_) => Tokenizing::Slow,
+            None => TokenizerSpeed::None,
+            Some(prompt) if prompt.tokenizer().is_fast() => TokenizerSpeed::Fast,
+            Some(_) => TokenizerSpeed::Slow,
         };
-        let tokenizing = models.iter().map(of).max().unwrap_or(Tokenizing::None);
+        let tokenizing = models.iter().map(of).max().unwrap_or(TokenizerSpeed::None);
         Self { models, names, limits: config.limits.clone(), tokenizing, config }
     }
 

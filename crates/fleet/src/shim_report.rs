@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwapOption;
 use splitrail_proto::v1;
 
-use splitrail_workload::booking::Booked;
+use splitrail_workload::booking::BookedSums;
 
 /// The latest reports of a worker's shim; empty for a worker without a shim.
 #[derive(Debug, Default)]
@@ -40,7 +40,7 @@ pub struct OtherLoad {
 
 impl OtherLoad {
     /// The load in a report that exceeds the router's own bookings.
-    pub fn beyond(load: &v1::Load, booked: &Booked, block_size: u32) -> Self {
+    pub fn beyond(load: &v1::Load, booked: &BookedSums, block_size: u32) -> Self {
         let all = load.requests.unwrap_or(0);
         let own = u64::from(booked.requests());
         let requests = all.saturating_sub(own);
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn own_requests_are_not_others() {
-        let booked = Arc::new(Booked::default());
+        let booked = Arc::new(BookedSums::default());
         let _own = [Booking::new(&booked, 100, 400), Booking::new(&booked, 50, 100)];
         assert_eq!(OtherLoad::beyond(&load(2, 900), &booked, 16), OtherLoad::default());
         assert_eq!(

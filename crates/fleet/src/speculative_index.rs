@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use splitrail_kv::{BlockHash, Recent, RecentConfig, RecentOverlaps};
+use splitrail_kv::{BlockHash, RecentConfig, RecentOverlaps, RecentPrompts};
 
 use super::ranks::rank_key;
 use super::worker::Worker;
@@ -128,7 +128,7 @@ impl SpeculativeIndex {
 struct RecentEntries {
     /// Locked for a walk along a prompt, whose steps depend on shared prefixes rather than on the
     /// number of blocks.
-    recent: Mutex<Recent>,
+    recent: Mutex<RecentPrompts>,
     /// When the next entry expires; `u64::MAX` if there is none.
     next_expiry_ms: AtomicU64,
     started: Instant,
@@ -137,7 +137,7 @@ struct RecentEntries {
 impl RecentEntries {
     fn new(config: RecentConfig) -> Self {
         Self {
-            recent: Mutex::new(Recent::new(config)),
+            recent: Mutex::new(RecentPrompts::new(config)),
             next_expiry_ms: AtomicU64::new(u64::MAX),
             started: Instant::now(),
         }
@@ -182,7 +182,7 @@ impl RecentEntries {
         keys.map(|key| recent.blocks(key)).sum()
     }
 
-    fn change<T>(&self, change: impl FnOnce(&mut Recent) -> T) -> T {
+    fn change<T>(&self, change: impl FnOnce(&mut RecentPrompts) -> T) -> T {
         let mut recent = self.lock();
         let changed = change(&mut recent);
         self.next_expiry_ms.store(recent.next_expiry_ms().unwrap_or(u64::MAX), Relaxed);
@@ -190,7 +190,7 @@ impl RecentEntries {
     }
 
     /// A poisoned lock is still used: entries need not be correct.
-    fn lock(&self) -> MutexGuard<'_, Recent> {
+    fn lock(&self) -> MutexGuard<'_, RecentPrompts> {
         self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use serde::Serialize;
 
-use crate::drift::Measured;
+use crate::drift::Measurements;
 
 /// Number of replies after which a worker that has never reported a figure is named in the log. A
 /// worker that reports nothing instead of 0 only reports once a prompt is cached.
@@ -19,8 +19,8 @@ const WEIGHT: f64 = 1.0 / 16.0;
 /// How often one worker has reported figures, and how far the index was off.
 #[derive(Debug, Default)]
 pub struct UsageStats {
-    pub(super) usage: Reporting,
-    pub(super) cached_tokens: Reporting,
+    pub(super) usage: ReportingCounts,
+    pub(super) cached_tokens: ReportingCounts,
     comparisons: AtomicU64,
     /// Incremented each time that the worker's part of the index is rebuilt: estimates of an
     /// earlier epoch say nothing about the current one.
@@ -48,7 +48,7 @@ pub struct HitTotals {
 
 /// How many replies could have contained a figure, and how many did.
 #[derive(Debug, Default)]
-pub(super) struct Reporting {
+pub(super) struct ReportingCounts {
     replies: AtomicU64,
     reported: AtomicU64,
     named: AtomicBool,
@@ -99,7 +99,7 @@ pub struct ReportingView {
     pub never: bool,
 }
 
-impl Reporting {
+impl ReportingCounts {
     /// Counts a reply. Returns whether the worker should now be named in the log.
     pub(super) fn count(&self, reported: bool) -> bool {
         let replies = self.replies.fetch_add(1, Relaxed) + 1;
@@ -163,8 +163,8 @@ impl UsageStats {
     }
 
     /// The measurements of the current epoch.
-    pub fn measured(&self) -> Measured {
-        Measured {
+    pub fn measured(&self) -> Measurements {
+        Measurements {
             samples: self.samples.load(Relaxed),
             promised_blocks: self.promised.get(),
             found_blocks: self.found.get(),
@@ -191,15 +191,15 @@ mod tests {
 
     #[test]
     fn a_worker_is_named_once_and_only_if_it_has_never_reported() {
-        let silent = Reporting::default();
+        let silent = ReportingCounts::default();
         let named: Vec<bool> = (0..6).map(|_| silent.count(false)).collect();
         assert_eq!(named, [false, false, true, false, false, false]);
         assert!(silent.view().never);
-        let late = Reporting::default();
+        let late = ReportingCounts::default();
         assert!(!late.count(false) && !late.count(true));
         assert!((0..9).all(|_| !late.count(false)));
         assert!(!late.view().never);
-        assert!(!Reporting::default().view().never);
+        assert!(!ReportingCounts::default().view().never);
     }
 
     #[test]

@@ -17,9 +17,10 @@ use super::exclusion::Exclusion;
 use super::pool::{CandidateQuery, Pool};
 use super::roster::Roster;
 use splitrail_api::steering::Urgency;
-use splitrail_policy::queue::{Item, Queue, QueueConfig, Refused, Ticket, View};
+use splitrail_policy::queue::{Item, Queue, QueueConfig, RefusedItem, Ticket, View};
 use splitrail_policy::{Candidate, Choice, Leg, Policy, Query, Source};
 use splitrail_workload::booking::Booking;
+use splitrail_workload::clock::ns_since;
 
 /// Longest time between two scheduling rounds: a prediction can be wrong, and a worker that
 /// recovers sends no signal.
@@ -27,7 +28,7 @@ const ROUND_INTERVAL_MAX: Duration = Duration::from_millis(250);
 
 /// The queues of a pool.
 #[derive(Debug)]
-pub struct Waiting {
+pub struct WaitingQueues {
     epoch: Instant,
     /// The queue of prefill legs and the queue of aggregated legs.
     queues: [Mutex<WaitingQueue>; 2],
@@ -108,7 +109,7 @@ struct Waiter {
     reply: Mutex<Option<oneshot::Sender<Box<GrantedPlace>>>>,
 }
 
-impl Default for Waiting {
+impl Default for WaitingQueues {
     fn default() -> Self {
         let line =
             || Mutex::new(WaitingQueue { queue: Queue::new(QueueConfig::default()), due: None });
@@ -116,7 +117,7 @@ impl Default for Waiting {
     }
 }
 
-impl Waiting {
+impl WaitingQueues {
     /// To be notified when a worker has finished a prompt.
     pub fn freed(&self) -> &Arc<Notify> {
         &self.freed
@@ -215,17 +216,17 @@ impl Waiting {
         let (leg, query, urgency) = (asked.leg, asked.query, asked.urgency);
         let item = Item {
             key: Arc::new(Waiter { asked, reply: Mutex::new(Some(reply)) }),
-            arrival_ns: self.ns(urgency.arrived),
+            arrival_ns: ns_since(self.epoch, urgency.arrived),
             class: urgency.class,
             tenant: urgency.client.number,
             tenant_weight: urgency.client.weight,
-            deadline_ns: urgency.deadline.map(|at| self.ns(at)),
+            deadline_ns: urgency.deadline.map(|at| ns_since(self.epoch, at)),
             query,
         };
         let line = self.line(leg);
         let mut queue = lock(line);
-        let joined = queue.queue.push(item, self.ns(now), &mut FleetView::new(pool, now));
-        let ticket = joined.map_err(|refused: Refused<_>| NoRoom {
+        let joined = queue.queue.push(item, ns_since(self.epoch, now), &mut FleetView::new(pool, now));
+        let ticket = joined.map_err(|refused: RefusedItem<_>| NoRoom {
             reason: refused.predicted_ttft_ms.map_or(NoRoomReason::Full, NoRoomReason::Late),
             retry_after_seconds: refused.retry_after_seconds(),
         })?;
@@ -238,7 +239,7 @@ impl Waiting {
         let now = Instant::now();
         let mut sight = FleetView::new(pool, now);
         let mut line = lock(self.line(leg));
-        let round = line.queue.round(self.ns(now), policy, &mut sight);
+        let round = line.queue.round(ns_since(self.epoch, now), policy, &mut sight);
         line.due = round.due_ns.map(|ns| self.epoch + Duration::from_nanos(ns));
         for release in round.releases {
             let chosen = &release.candidates[release.choice.index];
@@ -269,11 +270,6 @@ impl Waiting {
 
     fn line(&self, leg: Leg) -> &Mutex<WaitingQueue> {
         &self.queues[usize::from(leg != Leg::Prefill)]
-    }
-
-    fn ns(&self, at: Instant) -> u64 {
-        let since = at.saturating_duration_since(self.epoch);
-        u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
     }
 }
 

@@ -25,19 +25,20 @@ use super::prewarm::PrewarmState;
 use super::push::PushState;
 use super::quarantine::DrainCauses;
 use super::ranks::Ranks;
-use super::read_back::Support as ReadBackSupport;
+use super::read_back::ReadBackSupport;
 use super::resync::Resync;
 use super::shim_report::ShimReport;
 use super::state::{Event, WorkerState};
 use super::usage_stats::UsageStats;
 use splitrail_api::error::{Error, ErrorKind, Fault};
-use splitrail_config::model::{BreakerConfig, HealthConfig, Role, Worker as WorkerConfig};
+use splitrail_config::model::{BreakerConfig, HealthConfig, Role, WorkerConfig};
 use splitrail_engine_client::Engine;
 use splitrail_engine_client::echoes::Echoes;
 use splitrail_policy::{Coefficients, Leg, WorkerIndex};
+use splitrail_settings::log_throttle::LogThrottle;
 use splitrail_telemetry::metrics::Scope;
-use splitrail_telemetry::{LogThrottle, Metrics, WorkerSeries};
-use splitrail_workload::booking::{Booked, Booking};
+use splitrail_telemetry::{Metrics, WorkerSeries};
+use splitrail_workload::booking::{BookedSums, Booking};
 use splitrail_workload::breaker::Breaker;
 use splitrail_workload::costs::Costs;
 use splitrail_workload::endpoint_support::EndpointSupport;
@@ -62,7 +63,7 @@ pub struct Worker {
     /// The bootstrap server, for connectors that send both legs at once.
     pub bootstrap: Option<Bootstrap>,
     /// The work that the router has assigned to the worker, over all ranks.
-    pub booked: Arc<Booked>,
+    pub booked: Arc<BookedSums>,
     /// The data-parallel ranks.
     pub ranks: Ranks,
     /// Compares the cached tokens that the worker reports with the index's estimates.

@@ -13,8 +13,8 @@ use splitrail_engine::usage::EngineUsage;
 use super::account::read_usage;
 use super::attempts::DecodeAttempts;
 use super::context::{Context, PromptContext, attempt, book, expected, traced, within_reply};
-use super::generate::Begun;
-use super::place::{Placed, Wish, place, place_in_turn};
+use super::generate::StartedReply;
+use super::place::{Placed, Rules, place, place_in_turn};
 use super::supporting_workers::{begin, end, endpoint_error, leg_for_endpoint, next_leg};
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_config::model::RequestFlow;
@@ -29,7 +29,7 @@ use splitrail_ledger::veto::VetoReason;
 ///
 /// # Errors
 /// The error of the last attempt, if no further attempt is allowed or useful.
-pub(super) async fn run(prompt: PromptContext<'_>) -> Result<Begun, Error> {
+pub(super) async fn run(prompt: PromptContext<'_>) -> Result<StartedReply, Error> {
     let PromptContext { context, decision, .. } = prompt;
     let Served { pool, retry_budget, .. } = context.served.as_ref();
     retry_budget.deposit();
@@ -40,10 +40,10 @@ pub(super) async fn run(prompt: PromptContext<'_>) -> Result<Begun, Error> {
             leg_for_endpoint(&context.served, endpoint, attempts.failed(), Instant::now())?;
         attempts.exclude(lacking);
         decision.flow_begun(RequestFlow::Aggregated.name());
-        let wish = Wish::any(leg, attempts.failed());
+        let rules = Rules::any(leg, attempts.failed());
         let placed = match endpoint.computes() {
-            true => place_in_turn(prompt, wish, false).await?,
-            false => place(prompt, wish)?,
+            true => place_in_turn(prompt, rules, false).await?,
+            false => place(prompt, rules)?,
         };
         let worker = &placed.worker;
         begin(worker, leg, endpoint);
@@ -51,7 +51,7 @@ pub(super) async fn run(prompt: PromptContext<'_>) -> Result<Begun, Error> {
             Ok((reply, usage)) => {
                 end(worker, leg, endpoint, None);
                 decision.auxiliary_answered(usage);
-                return Ok(Begun::Verbatim(reply));
+                return Ok(StartedReply::Verbatim(reply));
             }
             Err(error) => {
                 decision.decode_failed(error.outcome());

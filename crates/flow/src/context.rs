@@ -27,7 +27,7 @@ use splitrail_engine_client::{EngineClient, Late, LegHeaders};
 use splitrail_fleet::Served;
 use splitrail_fleet::Worker;
 use splitrail_ledger::decisions::{Decision, DecisionHandle};
-use splitrail_ledger::leg::{Expected, LegKind};
+use splitrail_ledger::leg::{Expectation, LegKind};
 use splitrail_ledger::timeline::{LegSpan, PromptClock, Stage, StageTime, Timeline};
 use splitrail_workload::Booking;
 
@@ -170,14 +170,14 @@ pub(super) fn book(
 
 /// What the router expects of a leg that it has placed: length, overlap, and whether the engine's
 /// count of cached tokens can be compared with the index.
-pub(super) fn expected(context: &Context, unit: &Unit, placed: &Placed) -> Expected {
+pub(super) fn expected(context: &Context, unit: &Unit, placed: &Placed) -> Expectation {
     let bypasses_cache = context.options.bypasses_cache.is_some();
     let tokens_known = unit.prompt_tokens.is_some();
     // An engine reports the cached tokens of the last sample, which finds the blocks that the first
     // sample computed. So the count of several samples cannot be compared.
     let several_samples = context.options.samples > 1;
     let indexed = placed.is_comparable();
-    Expected {
+    Expectation {
         prompt_tokens: unit.prompt_tokens,
         overlap: Overlap { blocks: placed.overlap_blocks, by_tier: placed.overlap_by_tier },
         fetched_blocks: placed.fetched_blocks,

@@ -10,9 +10,9 @@ use splitrail_kv::estimate_cached_tokens;
 use super::attempts::DecodeAttempts;
 use super::context::{Context, PromptContext, attempt, carried_threshold};
 use super::gate::{self, Gate, GateDecision, Need, decide};
-use super::generate::{Begun, Generated, generate};
+use super::generate::{Generation, StartedReply, generate};
 use super::peer_fetch::fetch_planned;
-use super::place::{Placed, Wish, computed, place, sent};
+use super::place::{Placed, Rules, computed, place, sent};
 use super::plan::{NextLegs, Plan};
 use super::sending::Sending;
 use crate::prepare::Unit;
@@ -26,7 +26,7 @@ use splitrail_policy::Leg;
 /// The result of a decode-first attempt.
 pub(super) enum DecodeTryResult {
     /// The decode worker serves the request alone.
-    Answered(Begun),
+    Answered(StartedReply),
     /// Too little is cached, or this cannot be known. With the usage that the engine reported, if
     /// any.
     BelowThreshold(Option<EngineUsage>),
@@ -48,11 +48,11 @@ pub(super) async fn decode_try(
     let need = Need::new(plan.gate.unwrap_or(0.0), unit.prompt_tokens, pool.block_size());
     loop {
         decision.decode_try_begun(plan.name(), plan.gate);
-        let alone = Wish::any(Leg::Aggregated, attempts.failed());
+        let alone = Rules::any(Leg::Aggregated, attempts.failed());
         // A client that is told `cache_threshold` asks what is cached, and not what could be.
         let may_fetch = attempts.may_fetch && plan.then != NextLegs::ThresholdReply;
-        let wish = Wish { blocks: need.blocks, may_fetch, ..alone };
-        let mut placed = place(prompt, wish)?;
+        let rules = Rules { blocks: need.blocks, may_fetch, ..alone };
+        let mut placed = place(prompt, rules)?;
         if plan.then == NextLegs::ThresholdReply && !placed.worker.is_up() {
             let message =
                 format!("model {} has no decode worker that is up", context.served.name());
@@ -85,12 +85,12 @@ pub(super) async fn decode_try(
         };
         fetch_planned(prompt, &mut placed, &mut attempts.may_fetch).await;
         match send(prompt, &placed, &need, decided).await {
-            Ok(Generated::Begun(begun)) => {
+            Ok(Generation::Started(begun)) => {
                 computed(context, unit, &placed);
                 note(context, decision, decided, "served");
                 return Ok(DecodeTryResult::Answered(begun));
             }
-            Ok(Generated::BelowThreshold(usage)) => {
+            Ok(Generation::BelowThreshold(usage)) => {
                 // The engine can reject a request even if the plan names another gate, or none.
                 let gate = decided.filter(|gate| *gate == Gate::Shim).unwrap_or(Gate::Engine);
                 note(context, decision, Some(gate), "rejected");
@@ -201,7 +201,7 @@ async fn send(
     placed: &Placed,
     need: &Need,
     gate: Option<Gate>,
-) -> Result<Generated, Error> {
+) -> Result<Generation, Error> {
     let PromptContext { context, unit, decision, .. } = prompt;
     let mut leg_headers = attempt(context, decision);
     let threshold = match gate {

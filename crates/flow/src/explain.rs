@@ -12,11 +12,11 @@ use super::gate::{GateDecision, Need};
 use super::hand_off::{excluded_from_decode, excluded_from_prefill, missing, none_comes};
 use super::lease::usable;
 use super::peer_fetch::fetchable::is_fetchable;
-use super::place::{Moment, Pick, Wish, candidates, list_sources, query};
+use super::place::{Moment, Pick, Rules, candidates, list_sources, query};
 use super::plan::{Facts, LocalReason, NextLegs, Plan, plan};
 use super::read_back::readable;
 use super::supporting_workers;
-use super::weigh::{Weighed, is_open, learned_ratio, prefill_wish, weigh};
+use super::weigh::{PrefillComparison, is_open, learned_ratio, prefill_rules, weigh};
 use crate::prepare::{Prepared, Unit};
 use splitrail_api::Endpoint;
 use splitrail_api::error::Error;
@@ -31,11 +31,11 @@ use splitrail_ledger::leg::ReadBackOffer;
 use splitrail_policy::{Candidate, CandidateIndex, Choice, FetchPlan, Leg, pick};
 
 mod condition;
-mod why_not;
+mod no_transfer;
 
 pub use condition::{Condition, Veto};
-use why_not::Chosen;
-pub use why_not::WhyNot;
+use no_transfer::ChosenLeg;
+pub use no_transfer::NoTransfer;
 
 /// The explanation of one request.
 #[derive(Clone, Debug, Serialize)]
@@ -83,7 +83,7 @@ pub struct PromptExplained {
     pub read_back: Option<ReadBackOffer>,
     /// Why the prefill worker would read nothing back, if the model reads back.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub no_read_back: Option<WhyNot>,
+    pub no_read_back: Option<NoTransfer>,
     /// The choices of workers, in the order in which they would be made.
     pub steps: Vec<ExplainedStep>,
     /// Why the request cannot be served, or where its explanation ends.
@@ -129,10 +129,10 @@ pub struct ExplainedStep {
     pub margin: Option<f64>,
     /// Why the chosen worker would fetch nothing, if the model fetches and the leg computes a prompt.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub no_fetch: Option<WhyNot>,
+    pub no_fetch: Option<NoTransfer>,
     /// Why its fetch would take two steps, if the model fetches in one shot.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub no_one_shot: Option<WhyNot>,
+    pub no_one_shot: Option<NoTransfer>,
     /// All candidates, the cheapest first.
     pub candidates: Vec<CandidateRecord>,
     /// The other workers of the model, with the reasons for which they are no candidates.
@@ -156,7 +156,7 @@ pub fn explain(prepared: &Prepared, steering: Steering) -> Result<Explanation, E
             return Explainer::new(prepared, unit).auxiliary();
         }
         let open = is_open(served, flow, threshold);
-        let remote = || prefill_wish(served, endpoint, unit, prepared.options);
+        let remote = || prefill_rules(served, endpoint, unit, prepared.options);
         let auto = open.then(|| weigh(served, unit, remote(), false));
         let facts = Facts {
             flow,
@@ -216,7 +216,7 @@ impl<'a> Explainer<'a> {
         Self { served, endpoint, options, unit, roster: served.pool.roster(), missing, explained }
     }
 
-    fn go(mut self, plan: Plan, auto: Option<Weighed>) -> PromptExplained {
+    fn go(mut self, plan: Plan, auto: Option<PrefillComparison>) -> PromptExplained {
         self.explained.auto = auto.map(|weighed| weighed.record(self.served));
         self.explained.flow = plan.name();
         let serves = plan.gate.is_some_and(|threshold| self.decode_try(threshold, plan.then));
@@ -232,7 +232,7 @@ impl<'a> Explainer<'a> {
         match supporting_workers::leg_for_endpoint(self.served, self.endpoint, &[], Instant::now())
         {
             Ok((leg, excluded)) => {
-                self.step("reply", Wish::any(leg, &excluded));
+                self.step("reply", Rules::any(leg, &excluded));
             }
             Err(error) => self.explained.stops = Some(error.message().to_owned()),
         }
@@ -244,8 +244,8 @@ impl<'a> Explainer<'a> {
     fn decode_try(&mut self, threshold: f64, then: NextLegs) -> bool {
         let need = Need::new(threshold, self.unit.prompt_tokens, self.served.pool.block_size());
         let may_fetch = then != NextLegs::ThresholdReply && self.may_fetch();
-        let wish = Wish { blocks: need.blocks, may_fetch, ..Wish::any(Leg::Aggregated, &[]) };
-        let Some(chosen) = self.step("decode_try", wish) else { return true };
+        let rules = Rules { blocks: need.blocks, may_fetch, ..Rules::any(Leg::Aggregated, &[]) };
+        let Some(chosen) = self.step("decode_try", rules) else { return true };
         let Some(worker) = self.roster.get(chosen.worker) else { return true };
         let held = chosen.believed_blocks();
         let holder = Holder { worker, rank: chosen.rank, believed_blocks: held };
@@ -292,15 +292,15 @@ impl<'a> Explainer<'a> {
         if !pool.any_up(Leg::Prefill, &excluded) {
             return self.without(LocalReason::NoPrefill);
         }
-        let wish = prefill_wish(self.served, self.endpoint, self.unit, self.options);
-        let wish = Wish { excluded: &excluded, ..wish };
-        let Some(prefill) = self.step("prefill", wish) else { return };
-        self.explain_read_back(&prefill, wish.readable_blocks);
+        let rules = prefill_rules(self.served, self.endpoint, self.unit, self.options);
+        let rules = Rules { excluded: &excluded, ..rules };
+        let Some(prefill) = self.step("prefill", rules) else { return };
+        self.explain_read_back(&prefill, rules.readable_blocks);
         let Some(worker) = self.roster.get(prefill.worker) else { return };
         let mut excluded = excluded_from_decode(self.served, worker);
         let others = pool.any_up(Leg::Decode, &excluded);
         excluded.extend(self.too_late());
-        self.step("decode", Wish::any(Leg::Decode, &excluded));
+        self.step("decode", Rules::any(Leg::Decode, &excluded));
         if others && !pool.any_up(Leg::Decode, &excluded) {
             let message = "no decode worker can take a hand-off in time: their queues are longer \
                            than its lease";
@@ -317,7 +317,7 @@ impl<'a> Explainer<'a> {
         let Some(worker) = self.roster.get(prefill.worker) else { return };
         let chosen = self.chosen(Leg::Prefill, worker, prefill, None, Instant::now());
         let why = chosen.read_back(readable_blocks);
-        self.explained.no_read_back = (why != WhyNot::Off).then_some(why);
+        self.explained.no_read_back = (why != NoTransfer::Off).then_some(why);
     }
 
     fn chosen<'b>(
@@ -327,10 +327,10 @@ impl<'a> Explainer<'a> {
         seen: &'b Candidate,
         plan: Option<FetchPlan>,
         now: Instant,
-    ) -> Chosen<'b> {
+    ) -> ChosenLeg<'b> {
         let Self { served, endpoint, unit, options, roster, .. } = self;
         let (endpoint, options) = (*endpoint, *options);
-        Chosen { served, endpoint, unit, options, leg, roster, worker, seen, plan, now }
+        ChosenLeg { served, endpoint, unit, options, leg, roster, worker, seen, plan, now }
     }
 
     /// What the prefill leg would read back.
@@ -355,7 +355,7 @@ impl<'a> Explainer<'a> {
     fn alone(&mut self, leg: Leg, reason: Option<LocalReason>) {
         self.explained.local_reason = reason.map(LocalReason::name);
         let may_fetch = self.may_fetch();
-        self.step("reply", Wish { may_fetch, ..Wish::any(leg, &[]) });
+        self.step("reply", Rules { may_fetch, ..Rules::any(leg, &[]) });
     }
 
     /// Whether the worker that computes the prompt may fetch a part of it.
@@ -375,19 +375,19 @@ impl<'a> Explainer<'a> {
     }
 
     /// Makes a choice and records it; `None` if there are no candidates.
-    fn step(&mut self, name: &'static str, wish: Wish<'_>) -> Option<Candidate> {
+    fn step(&mut self, name: &'static str, rules: Rules<'_>) -> Option<Candidate> {
         let now = Moment::now();
         let pool = &self.served.pool;
-        let seen = candidates(pool, &self.roster, self.unit, wish, now.instant);
+        let seen = candidates(pool, &self.roster, self.unit, rules, now.instant);
         // An explanation draws its own random bits for ties and does not advance the turn of
         // `round_robin`.
-        let query = query(pool, self.unit, wish.leg, pool.turn(wish.leg), rand::random());
+        let query = query(pool, self.unit, rules.leg, pool.turn(rules.leg), rand::random());
         let mut sources = Vec::new();
-        list_sources(pool, &self.roster, self.unit, wish, now.instant, &mut sources);
+        list_sources(pool, &self.roster, self.unit, rules, now.instant, &mut sources);
         let choice = pick(&self.served.config.policy, &seen, &sources, query);
         let mut step = ExplainedStep {
             step: name,
-            leg: wish.leg.name(),
+            leg: rules.leg.name(),
             chosen: None,
             chosen_rank: None,
             runner_up: None,
@@ -396,7 +396,7 @@ impl<'a> Explainer<'a> {
             no_fetch: None,
             no_one_shot: None,
             candidates: Vec::new(),
-            vetoed: condition::vetoed(&self.roster, wish, &seen, now.instant),
+            vetoed: condition::vetoed(&self.roster, rules, &seen, now.instant),
             conditions: condition::of(&self.roster, &seen),
         };
         let chosen = choice.map(|choice| {
@@ -407,13 +407,13 @@ impl<'a> Explainer<'a> {
             step.runner_up_rank = choice.runner_up.and_then(|i| seen[i].rank);
             step.margin = choice.runner_up.map(|_| choice.margin);
             let order = order(&choice).into_iter();
-            step.candidates = order.map(|i| pick.record(wish.leg, i, now)).collect();
+            step.candidates = order.map(|i| pick.record(rules.leg, i, now)).collect();
             if let Some(worker) = self.roster.get(seen[choice.index].worker)
-                && wish.leg != Leg::Decode
+                && rules.leg != Leg::Decode
             {
                 let plan = choice.fetch();
-                let chosen = self.chosen(wish.leg, worker, &seen[choice.index], plan, now.instant);
-                let has = |why: &WhyNot| *why != WhyNot::Off;
+                let chosen = self.chosen(rules.leg, worker, &seen[choice.index], plan, now.instant);
+                let has = |why: &NoTransfer| *why != NoTransfer::Off;
                 step.no_fetch = chosen.fetch(&sources).filter(has);
                 step.no_one_shot = chosen.one_shot().filter(has);
             }
@@ -423,7 +423,7 @@ impl<'a> Explainer<'a> {
         });
         if chosen.is_none() {
             self.explained.stops =
-                Some(format!("no worker is left for {} ({name})", wish.leg.name()));
+                Some(format!("no worker is left for {} ({name})", rules.leg.name()));
         }
         self.explained.steps.push(step);
         chosen

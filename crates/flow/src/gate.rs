@@ -5,7 +5,7 @@
 
 use splitrail_kv::BlockHash;
 
-use splitrail_config::model::{Gate as Settings, GateKind};
+use splitrail_config::model::{GateConfig, GateKind};
 
 /// The component that checks the cache hit threshold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,7 +93,7 @@ pub enum GateDecision {
 
 /// Decides what to do with a worker that holds `held` leading blocks. `held` is `None` if the index is not trusted
 /// for this worker or the prompt's tokens are not known.
-pub fn decide(settings: &Settings, gate: Gate, need: &Need, held: Option<u32>) -> GateDecision {
+pub fn decide(settings: &GateConfig, gate: Gate, need: &Need, held: Option<u32>) -> GateDecision {
     if need.is_nothing() {
         return GateDecision::Enough(None);
     }
@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn the_four_requests_of_the_threshold_proposal() {
         // The cached shares of the prompt, in blocks of 16: 0.28, 0.337 and 0.41.
-        let settings = Settings::default();
+        let settings = GateConfig::default();
         for (threshold, tokens, held, expected) in [
             (0.0, 160, 0, GateDecision::Enough(None)),
             (0.33, 171, 3, GateDecision::TooLittle),
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn the_index_answers_only_what_it_is_sure_of() {
-        let settings = Settings::default();
+        let settings = GateConfig::default();
         let need = Need::new(0.5, Some(320), 16);
         assert_eq!(need.blocks, Some(10));
         for gate in [Gate::Engine, Gate::Shim] {
@@ -183,7 +183,7 @@ mod tests {
             assert_eq!(held(Some(8)), GateDecision::Ask(gate), "events may be under way");
             assert_eq!(held(Some(20)), GateDecision::Ask(gate), "it may be evicted by now");
             assert_eq!(held(None), GateDecision::Ask(gate));
-            let asking = Settings { index_first: false, ..settings };
+            let asking = GateConfig { index_first: false, ..settings };
             assert_eq!(decide(&asking, gate, &need, Some(0)), GateDecision::Ask(gate));
         }
         assert_eq!(decide(&settings, Gate::Router, &need, None), GateDecision::Unknown);
@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     fn the_last_token_is_always_computed() {
-        let settings = Settings::default();
+        let settings = GateConfig::default();
         let all = Need::new(1.0, Some(32), 16);
         assert_eq!((all.blocks, all.possible), (Some(2), false));
         assert_eq!(decide(&settings, Gate::Router, &all, Some(2)), GateDecision::TooLittle);

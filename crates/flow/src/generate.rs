@@ -11,7 +11,7 @@ use super::first::{First, ask, take_hand_off};
 use super::hand_off::DecodeParams;
 use super::relay::{UnitStream, whole};
 use super::sending::Sending;
-use super::staged::{Prefilled, Staged, UnderWay};
+use super::staged::{HandOffSend, Prefilled, Staged};
 use crate::boxed::boxed_future;
 use splitrail_api::JsonObject;
 use splitrail_api::error::Error;
@@ -22,7 +22,7 @@ use splitrail_policy::Leg;
 use splitrail_workload::costs::RankScope;
 
 /// A reply that has begun. Nothing of it has reached the client yet.
-pub enum Begun {
+pub enum StartedReply {
     /// A whole reply.
     Whole(JsonObject),
     /// A whole reply, unchanged from the engine.
@@ -30,13 +30,13 @@ pub enum Begun {
     /// A stream whose first events have arrived.
     Stream(Box<UnitStream>),
     /// Events that the router itself made.
-    Made(Vec<Bytes>),
+    RouterEvents(Vec<Bytes>),
 }
 
 /// The result of the leg that generates the reply.
-pub(super) enum Generated {
+pub(super) enum Generation {
     /// The reply has begun.
-    Begun(Begun),
+    Started(StartedReply),
     /// The engine holds less of the prompt than its threshold requires and has run nothing. With
     /// the usage that the engine reported, if any.
     BelowThreshold(Option<EngineUsage>),
@@ -50,7 +50,7 @@ pub(super) enum Generated {
 pub(super) async fn generate(
     sending: &Sending<'_>,
     staged: &mut Option<Prefilled>,
-) -> Result<Generated, Error> {
+) -> Result<Generation, Error> {
     let Sending { prompt, placed, .. } = *sending;
     let decision = prompt.decision;
     let started = Instant::now();
@@ -72,7 +72,7 @@ pub(super) async fn generate(
     let body = if takes_first { sending.take_body(carried)? } else { sending.body(carried)? };
     let (body, send_state) = RevocableBody::new(body);
     let body = if hand_off.is_some() { body.once() } else { body };
-    let mut under_way = UnderWay::new(prefilled, hand_off, send_state);
+    let mut under_way = HandOffSend::new(prefilled, hand_off, send_state);
     let (body, lease) = if takes_first {
         match boxed_future(|| take_hand_off(sending, body, lease)).await {
             Ok(()) => (Ok(sending.body(DecodeParams::Nothing)?.into()), None),
@@ -144,13 +144,13 @@ pub(super) fn conclude(
     sending: &Sending<'_>,
     mut account: Account,
     begun: Result<First, Error>,
-) -> Result<Generated, Error> {
+) -> Result<Generation, Error> {
     let Sending { prompt, placed, .. } = *sending;
     let decision = prompt.decision;
     let error = match begun {
         Ok(First::Whole(reply, since)) => {
             let reply = whole(sending, &mut account, reply, since);
-            return Ok(Generated::Begun(Begun::Whole(reply)));
+            return Ok(Generation::Started(StartedReply::Whole(reply)));
         }
         Ok(First::Events(reader, held)) => {
             account.began();
@@ -163,11 +163,11 @@ pub(super) fn conclude(
             }
             decision.announce_cached_tokens();
             let stream = UnitStream::new(prompt, account, *reader, held);
-            return Ok(Generated::Begun(Begun::Stream(Box::new(stream))));
+            return Ok(Generation::Started(StartedReply::Stream(Box::new(stream))));
         }
         Ok(First::BelowThreshold(usage)) => {
             account.end_below_threshold(usage);
-            return Ok(Generated::BelowThreshold(usage));
+            return Ok(Generation::BelowThreshold(usage));
         }
         Err(error) => error,
     };

@@ -15,13 +15,13 @@ use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, Fault};
 use splitrail_engine_client::{LegHeaders, RevocableBody, SendState};
 use splitrail_fleet::Worker;
-use splitrail_fleet::read_back::Reading;
+use splitrail_fleet::read_back::PinReading;
 use splitrail_ledger::leg::{LegFacts, LegKind};
 
 /// What a prefill leg reads.
 pub(super) enum KvRead<'a> {
     /// Pinned KV of a decode worker.
-    ReadBack(Box<Reading>),
+    ReadBack(Box<PinReading>),
     /// The prefix of a peer fetch.
     OneShot(Box<OneShot<'a>>),
 }
@@ -112,14 +112,14 @@ async fn send_reading(
     prompt: PromptContext<'_>,
     leg_headers: &LegHeaders,
     placed: &Placed,
-    mut reading: Reading,
+    mut reading: PinReading,
 ) -> Result<PrefillReply, Error> {
     let worker = &placed.worker;
     let params = reading.json().unwrap_or_else(|| PREFILL_PARAMS_JSON.to_owned());
     let (body, send_state) = reading_body(prompt, worker, &params)?;
     reading.is_in(send_state);
     worker.read_back.begin(Instant::now());
-    let mut ending = read_back::Ending::new(prompt.context);
+    let mut ending = read_back::ReadBackCount::new(prompt.context);
     match send(prompt, leg_headers, placed, body, None).await {
         Ok(said) => {
             reading.done();

@@ -24,7 +24,7 @@ use super::context::{
 use super::first::{First, first_events};
 use super::hand_off::DecodeParams;
 use super::legs;
-use super::place::{Placed, Wish, computed, place, sent};
+use super::place::{Placed, Rules, computed, place, sent};
 use super::sending::Sending;
 use crate::prepare::Unit;
 use crate::reply::event_reader::EventReader;
@@ -84,7 +84,7 @@ pub struct Migration {
 }
 
 /// The worker on which a reply continues, with the first events that it has sent.
-pub(crate) struct Resumed {
+pub(crate) struct Successor {
     pub(crate) worker: Arc<Worker>,
     pub(crate) booking: Booking,
     pub(crate) leg: LegSpan,
@@ -254,7 +254,7 @@ impl Migration {
     }
 
     /// Resumes the reply on another worker; `None` if this is not possible.
-    pub(crate) async fn resume(&mut self, lost: &Error, worker: &Arc<Worker>) -> Option<Resumed> {
+    pub(crate) async fn resume(&mut self, lost: &Error, worker: &Arc<Worker>) -> Option<Successor> {
         if self.parsed || self.has_unknown_tokens {
             return None;
         }
@@ -271,7 +271,7 @@ impl Migration {
         unit: &Unit,
         lost: &Error,
         worker: &Arc<Worker>,
-    ) -> Option<Resumed> {
+    ) -> Option<Successor> {
         let context = Arc::clone(&self.context);
         let mut error = lost.clone();
         let mut failed = Arc::clone(worker);
@@ -283,12 +283,12 @@ impl Migration {
             if !others || !may_retry(&context, "migrate", &failed, &error) {
                 return None;
             }
-            let wish = Wish::any(Leg::Decode, &self.lost);
+            let rules = Rules::any(Leg::Decode, &self.lost);
             let decision = &self.decision;
             let clock = &self.clock;
             clock.restart(Instant::now());
             let prompt = PromptContext { context: &context, unit, decision, clock };
-            let placed = place(prompt, wish).ok()?;
+            let placed = place(prompt, rules).ok()?;
             sent(&context, unit, &placed);
             match ask(prompt, &placed).await {
                 Ok(resumed) => {
@@ -369,7 +369,7 @@ impl Migration {
 }
 
 /// Sends the rest of a reply to a worker, and waits until its first events arrive.
-async fn ask(prompt: PromptContext<'_>, placed: &Placed) -> Result<Resumed, Error> {
+async fn ask(prompt: PromptContext<'_>, placed: &Placed) -> Result<Successor, Error> {
     let PromptContext { context, unit, decision, .. } = prompt;
     placed.worker.breaker(Leg::Decode).begin(Instant::now());
     let mut leg = prompt.leg(LegKind::Decode, &placed.worker);
@@ -390,7 +390,7 @@ async fn ask(prompt: PromptContext<'_>, placed: &Placed) -> Result<Resumed, Erro
         Ok(First::Events(reader, held)) => {
             decision.decode_worked();
             let worker = Arc::clone(&placed.worker);
-            return Ok(Resumed { worker, booking, leg, reader: *reader, held });
+            return Ok(Successor { worker, booking, leg, reader: *reader, held });
         }
         Ok(First::BelowThreshold(_) | First::Whole(..)) => {
             Error::engine(placed.worker.id(), "does not continue the reply")

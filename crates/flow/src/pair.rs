@@ -18,9 +18,9 @@ use super::context::{
     preemption_guard, traced,
 };
 use super::first::{First, ask, take_hand_off};
-use super::generate::{Generated, conclude, mark};
+use super::generate::{Generation, conclude, mark};
 use super::hand_off::{DecodeParams, PrefillParams, RoomMembers, excluded_from_decode};
-use super::place::{Placed, Wish, computed, place, sent};
+use super::place::{Placed, Rules, computed, place, sent};
 use super::plan::LocalReason;
 use super::prefill::{self, PrefillAttempts, PrefillReply, without_prefill};
 use super::push::{PushPair, within_lease};
@@ -45,7 +45,7 @@ const REFUSAL_PATIENCE: Duration = Duration::from_secs(1);
 /// The result of a pair of legs.
 pub(super) enum PairResult {
     /// The decode leg was answered, or rejected for a threshold.
-    Answered(Generated, Arc<Worker>),
+    Answered(Generation, Arc<Worker>),
     /// The pair failed, and another attempt is allowed.
     Again,
     /// The decode worker is to compute the prompt.
@@ -85,7 +85,7 @@ pub(super) async fn pair_or_local(
     attempts: &mut DecodeAttempts,
 ) -> Result<PairResult, Error> {
     let PromptContext { context, unit, decision, .. } = prompt;
-    let mut tries = PrefillAttempts::new(context, attempts.failed(), Wish::any(Leg::Prefill, &[]));
+    let mut tries = PrefillAttempts::new(context, attempts.failed(), Rules::any(Leg::Prefill, &[]));
     let last = loop {
         let prefill = match tries.place(prompt).await {
             Ok(placed) => placed,
@@ -95,7 +95,7 @@ pub(super) async fn pair_or_local(
         };
         let mut excluded = attempts.failed().to_vec();
         excluded.extend(excluded_from_decode(&context.served, &prefill.worker));
-        let decode = place(prompt, Wish::any(Leg::Decode, &excluded))?;
+        let decode = place(prompt, Rules::any(Leg::Decode, &excluded))?;
         let leg_headers = attempt(context, decision);
         let guard = preemption_guard(prompt);
         let sending = Sending {
@@ -232,7 +232,7 @@ fn bootstrap(worker: &Worker) -> Result<&Bootstrap, Error> {
     worker.bootstrap.as_ref().ok_or_else(malformed)
 }
 
-async fn pair(sending: &Sending<'_>, prefill: &Placed) -> Result<Generated, PairFailure> {
+async fn pair(sending: &Sending<'_>, prefill: &Placed) -> Result<Generation, PairFailure> {
     let PromptContext { context, unit, decision, .. } = sending.prompt;
     let params = PairParams::make(context, prefill, sending.leg_headers).await;
     let params = params.map_err(PairFailure::Prefill)?;

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tokio::sync::watch;
-use tokio::time::{Instant as Moment, timeout_at};
+use tokio::time::{Instant as TokioInstant, timeout_at};
 
 use super::context::{PromptContext, leg_headers};
 use super::place::{Placed, fetch_choice};
@@ -96,7 +96,7 @@ struct Fetching<'a> {
     fetcher: Arc<Worker>,
     begun: Instant,
     /// By when the requests before the leg must have ended.
-    deadline: Moment,
+    deadline: TokioInstant,
     outcome: PeerFetchOutcome,
 }
 
@@ -118,7 +118,7 @@ impl<'a> Fetching<'a> {
             prefix: Prefix { rank: placed.rank, blocks, last },
             fetcher: Arc::clone(&placed.worker),
             begun: Instant::now(),
-            deadline: Moment::now() + context.served.config.timeouts.peer_fetch,
+            deadline: TokioInstant::now() + context.served.config.timeouts.peer_fetch,
             outcome: PeerFetchOutcome::Cancelled,
         })
     }

@@ -110,7 +110,7 @@ pub(super) struct ReadDeadline {
 
 /// Which workers a leg may be placed on.
 #[derive(Clone, Copy)]
-pub(super) struct Wish<'a> {
+pub(super) struct Rules<'a> {
     pub(super) leg: Leg,
     /// Workers that must not be chosen.
     pub(super) excluded: &'a [Exclusion],
@@ -125,7 +125,7 @@ pub(super) struct Wish<'a> {
     pub(super) takes_prefix: bool,
 }
 
-impl<'a> Wish<'a> {
+impl<'a> Rules<'a> {
     /// Any worker for a leg except the excluded workers.
     pub(super) fn any(leg: Leg, excluded: &'a [Exclusion]) -> Self {
         Self {
@@ -173,28 +173,28 @@ impl Moment {
 }
 
 /// Chooses a worker for a leg and records the reasons for the choice.
-pub(super) fn place(prompt: PromptContext<'_>, wish: Wish<'_>) -> Result<Placed, Error> {
+pub(super) fn place(prompt: PromptContext<'_>, rules: Rules<'_>) -> Result<Placed, Error> {
     let PromptContext { context, unit, decision, .. } = prompt;
-    let leg = wish.leg;
+    let leg = rules.leg;
     let Served { config, pool, .. } = context.served.as_ref();
     let started = Instant::now();
     let roster = pool.roster();
     PICKING.with_borrow_mut(|(candidates, sources, choice)| {
-        pool.list_candidates(&roster, wish.query(unit, started), candidates);
-        list_sources(pool, &roster, unit, wish, started, sources);
-        if let Some(blocks) = wish.blocks {
+        pool.list_candidates(&roster, rules.query(unit, started), candidates);
+        list_sources(pool, &roster, unit, rules, started, sources);
+        if let Some(blocks) = rules.blocks {
             holders(candidates, blocks);
         }
         let started = prompt.mark(Stage::Match);
         let query = query(pool, unit, leg, pool.next_turn(leg), pool.draw());
         if !choice.decide(&config.policy, candidates, sources, &query, 0) {
             let now = Moment { instant: started, unix_ms: unix_ms() };
-            note_vetoed(decision, &roster, wish, candidates, now);
+            note_vetoed(decision, &roster, rules, candidates, now);
             let message = format!("model {} has no worker left for {}", config.name, leg.name());
             return Err(Error::new(ErrorKind::NoWorker, message));
         }
         let pick = Pick { roster: &roster, candidates, choice };
-        let placed = settle(prompt, query, wish, pick, None);
+        let placed = settle(prompt, query, rules, pick, None);
         prompt.mark(Stage::Pick);
         placed
     })
@@ -204,23 +204,23 @@ pub(super) fn place(prompt: PromptContext<'_>, wish: Wish<'_>) -> Result<Placed,
 /// `observes_prefill_end` says whether the router will see when the prefill ends.
 pub(super) async fn place_in_turn(
     prompt: PromptContext<'_>,
-    wish: Wish<'_>,
+    rules: Rules<'_>,
     observes_prefill_end: bool,
 ) -> Result<Placed, Error> {
     let PromptContext { context, unit, .. } = prompt;
     let Served { config, pool, .. } = context.served.as_ref();
     // If no worker is up, there is no use in waiting.
-    if config.queue.is_none() || !pool.any_up(wish.leg, wish.excluded) {
-        return place(prompt, wish);
+    if config.queue.is_none() || !pool.any_up(rules.leg, rules.excluded) {
+        return place(prompt, rules);
     }
-    let query = query(pool, unit, wish.leg, pool.next_turn(wish.leg), pool.draw());
+    let query = query(pool, unit, rules.leg, pool.next_turn(rules.leg), pool.draw());
     let asked = PlacementRequest {
-        leg: wish.leg,
+        leg: rules.leg,
         hashes: Arc::clone(&unit.hashes),
-        excluded: wish.excluded.to_vec(),
-        may_fetch: wish.may_fetch,
-        readable_blocks: wish.readable_blocks,
-        takes_prefix: wish.takes_prefix,
+        excluded: rules.excluded.to_vec(),
+        may_fetch: rules.may_fetch,
+        readable_blocks: rules.readable_blocks,
+        takes_prefix: rules.takes_prefix,
         query,
         observes_prefill_end,
         urgency: context.urgency,
@@ -229,10 +229,10 @@ pub(super) async fn place_in_turn(
     let granted = Box::pin(pool.waiting.wait(pool, &config.policy, asked, entered)).await;
     let GrantedPlace { roster, candidates, choice, booking } = match granted {
         Ok(granted) => granted,
-        Err(no_room) => return refused(prompt, wish, no_room),
+        Err(no_room) => return refused(prompt, rules, no_room),
     };
     let pick = Pick { roster: &roster, candidates: &candidates, choice: &choice };
-    let placed = settle(prompt, query, wish, pick, Some(booking));
+    let placed = settle(prompt, query, rules, pick, Some(booking));
     prompt.mark(Stage::Pick);
     placed
 }
@@ -248,7 +248,7 @@ impl Drop for QueueWait<'_> {
 }
 
 /// What becomes of a leg that the queue does not take, or does not keep.
-fn refused(prompt: PromptContext<'_>, wish: Wish<'_>, no_room: NoRoom) -> Result<Placed, Error> {
+fn refused(prompt: PromptContext<'_>, rules: Rules<'_>, no_room: NoRoom) -> Result<Placed, Error> {
     let context = prompt.context;
     let name = context.served.name();
     let seconds = u32::try_from(no_room.retry_after_seconds).unwrap_or(u32::MAX);
@@ -273,7 +273,7 @@ fn refused(prompt: PromptContext<'_>, wish: Wish<'_>, no_room: NoRoom) -> Result
             ("max_wait", message)
         }
         // As if it had not waited.
-        NoRoomReason::NoWorker => return place(prompt, wish),
+        NoRoomReason::NoWorker => return place(prompt, rules),
     };
     context.metrics.shed.with_label_values(&[name, reason]).inc();
     Err(Error::new(ErrorKind::Busy(seconds), message))
@@ -283,7 +283,7 @@ fn refused(prompt: PromptContext<'_>, wish: Wish<'_>, no_room: NoRoom) -> Result
 fn settle(
     prompt: PromptContext<'_>,
     query: Query,
-    wish: Wish<'_>,
+    rules: Rules<'_>,
     pick: Pick<'_>,
     room: Option<Booking>,
 ) -> Result<Placed, Error> {
@@ -295,8 +295,8 @@ fn settle(
         // This cannot happen: the candidates were taken from the same roster.
         return Err(Error::new(ErrorKind::Internal, "a candidate is not in its roster"));
     };
-    record(prompt, query, wish, pick);
-    shadow(prompt, query, wish, pick);
+    record(prompt, query, rules, pick);
+    shadow(prompt, query, rules, pick);
     if unit.unknown.is_none() || !unit.hashes.is_empty() {
         let fetched_blocks = choice.fetch().map_or(0, |fetch| fetch.blocks);
         let held_blocks = chosen.overlap_blocks.max(fetched_blocks);
@@ -328,11 +328,11 @@ pub(super) fn list_sources(
     pool: &Pool,
     roster: &Roster,
     unit: &Unit,
-    wish: Wish<'_>,
+    rules: Rules<'_>,
     now: Instant,
     sources: &mut Vec<Source>,
 ) {
-    match wish.may_fetch {
+    match rules.may_fetch {
         true => pool.list_sources(roster, &unit.hashes, now, sources),
         false => sources.clear(),
     }
@@ -343,11 +343,11 @@ pub(super) fn candidates(
     pool: &Pool,
     roster: &Roster,
     unit: &Unit,
-    wish: Wish<'_>,
+    rules: Rules<'_>,
     now: Instant,
 ) -> Vec<Candidate> {
-    let mut candidates = pool.candidates(roster, wish.query(unit, now));
-    if let Some(blocks) = wish.blocks {
+    let mut candidates = pool.candidates(roster, rules.query(unit, now));
+    if let Some(blocks) = rules.blocks {
         holders(&mut candidates, blocks);
     }
     candidates

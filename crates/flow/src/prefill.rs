@@ -21,12 +21,12 @@ use super::kv_read::{KvRead, record_leg};
 use super::lease::Lease;
 use super::legs;
 use super::peer_fetch::fetch_planned;
-use super::place::{Placed, Wish, computed, place_in_turn, sent};
+use super::place::{Placed, Rules, computed, place_in_turn, sent};
 use super::plan::LocalReason;
 use super::prewarm::recent::remember;
 use super::repair::Repair;
 use super::staged::{HandOffOrigin, Prefilled, ReleaseRequest, Staged, leave};
-use super::weigh::prefill_wish;
+use super::weigh::prefill_rules;
 use crate::prepare::Unit;
 use crate::reply::dialect;
 use splitrail_api::error::{Error, ErrorKind, Fault};
@@ -50,17 +50,21 @@ pub(super) struct PrefillAttempts {
     left: u32,
     /// What the next attempt may fetch and read. After a failed fetch, none fetches, and after a
     /// failed read, none reads.
-    wish: Wish<'static>,
+    rules: Rules<'static>,
 }
 
 impl PrefillAttempts {
-    /// As many attempts as the model's configuration allows. `wish` says what the first one may fetch
+    /// As many attempts as the model's configuration allows. `rules` says what the first one may fetch
     /// and read.
-    pub(super) fn new(context: &Context, failed_decode: &[Exclusion], wish: Wish<'static>) -> Self {
+    pub(super) fn new(
+        context: &Context,
+        failed_decode: &[Exclusion],
+        rules: Rules<'static>,
+    ) -> Self {
         let config = &context.served.config;
         let excluded = excluded_from_prefill(&context.served, failed_decode);
         let missing = missing(&context.served, context.endpoint, Instant::now());
-        Self { excluded, missing, left: config.retries.prefill, wish }
+        Self { excluded, missing, left: config.retries.prefill, rules }
     }
 
     /// Chooses the next worker.
@@ -73,7 +77,7 @@ impl PrefillAttempts {
         if !context.served.pool.any_up(Leg::Prefill, &excluded) {
             return Err(no_prefill_worker(context));
         }
-        place_in_turn(prompt, Wish { excluded: &excluded, ..self.wish }, true).await
+        place_in_turn(prompt, Rules { excluded: &excluded, ..self.rules }, true).await
     }
 
     fn left_out(&self) -> Vec<Exclusion> {
@@ -127,8 +131,8 @@ pub(super) async fn prefill_or_local(
 ) -> Result<Option<Prefilled>, Error> {
     let PromptContext { context, unit, decision, .. } = prompt;
     let Context { served, endpoint, options, .. } = context.as_ref();
-    let wish = prefill_wish(served, *endpoint, unit, *options);
-    let mut tries = PrefillAttempts::new(context, failed_decode, wish);
+    let rules = prefill_rules(served, *endpoint, unit, *options);
+    let mut tries = PrefillAttempts::new(context, failed_decode, rules);
     let last = loop {
         let mut placed = match tries.place(prompt).await {
             Ok(placed) => placed,
@@ -140,10 +144,10 @@ pub(super) async fn prefill_or_local(
             }
             Err(error) => break error,
         };
-        let one_shot = fetch_planned(prompt, &mut placed, &mut tries.wish.may_fetch).await;
+        let one_shot = fetch_planned(prompt, &mut placed, &mut tries.rules.may_fetch).await;
         sent(context, unit, &placed);
         let leg_headers = attempt(context, decision);
-        let reading = KvRead::of(prompt, &placed, one_shot, tries.wish.readable_blocks);
+        let reading = KvRead::of(prompt, &placed, one_shot, tries.rules.readable_blocks);
         record_leg(prompt, &mut placed, reading.as_ref());
         let started = Instant::now();
         let reads = reading.is_some();
@@ -171,7 +175,7 @@ pub(super) async fn prefill_or_local(
         };
         decision.attempt_discarded(error.outcome());
         if reads {
-            tries.wish.readable_blocks = 0;
+            tries.rules.readable_blocks = 0;
         }
         if failed_to_read {
             // The fault may be the other worker's, or that of what was read: the same again without.
@@ -305,7 +309,7 @@ pub(super) fn body(
 }
 
 /// The reply of a prefill engine as it was received.
-pub(super) struct Replied {
+pub(super) struct RawReply {
     pub(super) body: Bytes,
     /// When the reply began: the engine had staged the blocks by then.
     pub(super) begun: tokio::time::Instant,
@@ -369,9 +373,9 @@ pub(super) async fn send(
 async fn parsed(
     context: &Context,
     worker: &Worker,
-    replied: Replied,
+    replied: RawReply,
 ) -> Result<(JsonObject, tokio::time::Instant, Option<IpAddr>), Error> {
-    let Replied { body, begun, peer } = replied;
+    let RawReply { body, begun, peer } = replied;
     let bytes = body.len();
     let parse = move || JsonObject::parse(body);
     let reply = context.preparer.run_sized(bytes, parse).await?;
@@ -385,7 +389,7 @@ fn post(
     worker: &Arc<Worker>,
     body: RevocableBody,
     leg_headers: LegHeaders,
-) -> impl Future<Output = Result<Replied, Error>> + Send + use<> {
+) -> impl Future<Output = Result<RawReply, Error>> + Send + use<> {
     let (served, worker) = (Arc::clone(&prompt.context.served), Arc::clone(worker));
     let (shape, decision) = (Shape::whole(prompt.context.endpoint), prompt.decision.clone());
     async move {
@@ -394,7 +398,7 @@ fn post(
         decision.prefill_worked();
         let begun = tokio::time::Instant::now();
         let peer = response.peer.map(|Peer(address)| address);
-        Ok(Replied { body: served.client.whole(&*worker, response).await?, begun, peer })
+        Ok(RawReply { body: served.client.whole(&*worker, response).await?, begun, peer })
     }
 }
 

@@ -16,7 +16,7 @@ use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::memory_budget::{self, Allowance, Charge, Memory, MemoryBudget, Meter};
 use splitrail_api::request::{Options, Prompt, unknown_model};
 use splitrail_api::sampling::edit_sampling;
-use splitrail_api::sanitise::Removed;
+use splitrail_api::sanitise::RemovedFields;
 use splitrail_api::{Endpoint, Inbound, JsonObject, json};
 use splitrail_config::model::{Connector, Flow, Limits};
 use splitrail_fleet::{Cluster, Served, ServedName, Serving};
@@ -58,7 +58,7 @@ pub struct Prepared {
     /// The number of units per prompt.
     pub samples_apart: u32,
     /// The fields that were removed from the body before it is sent to engines.
-    pub removed: Removed,
+    pub removed: RemovedFields,
     /// The charge for the memory of the units.
     pub memory: Charge,
 }
@@ -143,25 +143,25 @@ impl Unit {
 }
 
 /// A function that makes a body within the limits.
-pub type Make = Box<dyn FnOnce(&Limits) -> Result<Made, Error> + Send>;
+pub type BodyBuilder = Box<dyn FnOnce(&Limits) -> Result<BuiltBody, Error> + Send>;
 
 /// The body of a request as its API hands it over.
 pub enum Payload {
     /// An OpenAI body.
     Json(Bytes),
     /// A function that makes an OpenAI body, which needs no strict parsing.
-    Made {
+    Builder {
         /// The approximate length in bytes of what a template may make of the body.
         bytes: usize,
         /// The result of [`is_harmless`] for its text.
         is_harmless: bool,
         /// The function that makes the body.
-        make: Make,
+        build: BodyBuilder,
     },
 }
 
 /// A body that the router made.
-pub struct Made {
+pub struct BuiltBody {
     /// The body.
     pub body: JsonObject,
     /// The only prompt, if the prompt is not to be read from the body.
@@ -172,7 +172,7 @@ impl Payload {
     fn bytes(&self) -> usize {
         match self {
             Self::Json(text) => text.len(),
-            Self::Made { bytes, .. } => *bytes,
+            Self::Builder { bytes, .. } => *bytes,
         }
     }
 
@@ -188,8 +188,8 @@ impl Payload {
                 let charge = |bytes| memory.kept.take(bytes);
                 (JsonObject::parse_strictly(text, limits.object_members_max, charge)?, None)
             }
-            Self::Made { make, .. } => {
-                let Made { body, prompt } = make(limits)?;
+            Self::Builder { build, .. } => {
+                let BuiltBody { body, prompt } = build(limits)?;
                 (body, prompt)
             }
         };
@@ -316,7 +316,7 @@ pub async fn prepare(
     drop(serving);
     let computing = Arc::clone(preparer);
     let (tenant, budget) = (tenant.cloned(), Arc::clone(budget));
-    let waiting = Waiting::default();
+    let waiting = WaitingClient::default();
     let watch = Watch { abandoned: Some(Arc::clone(&waiting.is_over)), template_max };
     let bytes = short::prepared_bytes(&payload);
     let work = move || {
@@ -328,10 +328,10 @@ pub async fn prepare(
 
 /// A request whose prompts are known as far as the router can tell, and the questions to engines that
 /// are open.
-type Computed = (Prepared, Vec<Question>);
+type OpenPreparation = (Prepared, Vec<Question>);
 
 /// The request once engines have been asked for the tokens of its prompts, if they are to be.
-async fn answered(preparer: &Preparer, (mut prepared, questions): Computed) -> Prepared {
+async fn answered(preparer: &Preparer, (mut prepared, questions): OpenPreparation) -> Prepared {
     if !questions.is_empty() {
         // Boxed so that requests of other models do not grow.
         Box::pin(engine_tokens::ask(preparer, &mut prepared, questions)).await;
@@ -341,11 +341,11 @@ async fn answered(preparer: &Preparer, (mut prepared, questions): Computed) -> P
 
 /// Marks that a client waits for its request to be prepared. Dropping it stops the work.
 #[derive(Default)]
-struct Waiting {
+struct WaitingClient {
     is_over: Arc<AtomicBool>,
 }
 
-impl Drop for Waiting {
+impl Drop for WaitingClient {
     fn drop(&mut self) {
         self.is_over.store(true, Relaxed);
     }
@@ -362,7 +362,7 @@ fn compute(
     payload: Payload,
     tenant: Option<&Tenant>,
     budget: &Arc<MemoryBudget>,
-) -> Result<Computed, Error> {
+) -> Result<OpenPreparation, Error> {
     let cluster = &preparer.cluster;
     let serving = cluster.serving();
     let limits = &serving.limits;

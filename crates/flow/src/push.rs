@@ -23,7 +23,7 @@ use super::lease::{Lease, middle_since};
 use super::place::Placed;
 use super::repair::Registration;
 use super::sending::Sending;
-use identity::{Unknown, engine, pinned_rank};
+use identity::{UnknownIdentity, engine, pinned_rank};
 use splitrail_api::Endpoint;
 use splitrail_api::error::Error;
 use splitrail_api::text::random_id;
@@ -128,8 +128,8 @@ impl PushPair {
         self.forget(worker);
         match engine(&context.served, worker, self.rank, RELEARN_PATIENCE).await {
             Ok(now) => Ok(now != self.engine),
-            Err(Unknown::Late(_)) => Ok(false),
-            Err(Unknown::Failed(error)) => Err(error),
+            Err(UnknownIdentity::Late(_)) => Ok(false),
+            Err(UnknownIdentity::Failed(error)) => Err(error),
         }
     }
 }

@@ -25,7 +25,7 @@ use splitrail_api::error::Error;
 use splitrail_api::request::Options;
 use splitrail_api::{Endpoint, JsonObject};
 use splitrail_config::model::{Connector, Model, PeerFetch};
-use splitrail_fleet::read_back::{NewPin, ReadBack, Reading};
+use splitrail_fleet::read_back::{NewPin, PinReading, ReadBack};
 use splitrail_fleet::{Served, Worker};
 use splitrail_ledger::decisions::Decision;
 use splitrail_ledger::leg::ReadBackOffer;
@@ -308,7 +308,7 @@ pub(super) fn take(
     prompt: PromptContext<'_>,
     placed: &Placed,
     readable_blocks: u32,
-) -> Option<Reading> {
+) -> Option<PinReading> {
     let PromptContext { context, unit, .. } = prompt;
     let (served, held_blocks) = (&context.served, placed.speculative_blocks);
     let found = readable(served, unit, &placed.worker, held_blocks, readable_blocks)?;
@@ -316,7 +316,7 @@ pub(super) fn take(
 }
 
 /// What the ledger records of it.
-pub(super) fn offer(context: &Context, reading: &Reading) -> Option<ReadBackOffer> {
+pub(super) fn offer(context: &Context, reading: &PinReading) -> Option<ReadBackOffer> {
     let tokens = reading.blocks() as u32 * context.served.pool.block_size();
     let worker = reading.holder()?.id().into();
     Some(ReadBackOffer { worker, tokens })
@@ -358,19 +358,19 @@ pub(super) fn check_tokens(
 
 /// Counts how a leg that was to read back has ended. A leg that is dropped before it has an outcome was
 /// cancelled.
-pub(super) struct Ending<'a> {
+pub(super) struct ReadBackCount<'a> {
     context: &'a Context,
     /// The outcome for the metric; `None` if the leg was not sent.
     pub(super) outcome: Option<&'static str>,
 }
 
-impl<'a> Ending<'a> {
+impl<'a> ReadBackCount<'a> {
     pub(super) fn new(context: &'a Context) -> Self {
         Self { context, outcome: Some("cancelled") }
     }
 }
 
-impl Drop for Ending<'_> {
+impl Drop for ReadBackCount<'_> {
     fn drop(&mut self) {
         if let Some(outcome) = self.outcome {
             let labels = [self.context.served.name(), outcome];

@@ -85,7 +85,7 @@ fn asks_for_totals(prompt: &PromptContext<'_>) -> bool {
 }
 
 /// What is wrong with an event that cannot be read.
-const NO_CHUNK: &str = "sent an event that is no chunk";
+const NO_CHUNK: &str = "sent an event that is not a chunk";
 
 /// A streamed reply, event by event.
 pub struct UnitStream {

@@ -37,7 +37,7 @@ use tokio::time::Instant;
 use super::context::{PromptContext, uncached_tokens};
 use super::lease::Lease;
 use super::place::Placed;
-use super::prefill::Replied;
+use super::prefill::RawReply;
 use super::sending::Sending;
 
 /// How long a pair is repaired: as long as the engines wait for each other by default.
@@ -56,7 +56,7 @@ const CHECK_EVERY: Duration = Duration::from_millis(250);
 const STRANDED: &str = "stranded";
 
 /// The call of a prefill leg, which can outlive its request.
-type Call = Pin<Box<dyn Future<Output = Result<Replied, Error>> + Send>>;
+type Call = Pin<Box<dyn Future<Output = Result<RawReply, Error>> + Send>>;
 
 /// A decode leg that its engine may have registered with the prefill engine.
 #[derive(Clone, Debug)]
@@ -189,8 +189,8 @@ impl Repair {
     pub(super) async fn run(
         &mut self,
         leg_headers: LegHeaders,
-        call: impl Future<Output = Result<Replied, Error>> + Send + 'static,
-    ) -> Result<Replied, Error> {
+        call: impl Future<Output = Result<RawReply, Error>> + Send + 'static,
+    ) -> Result<RawReply, Error> {
         self.leg_headers = leg_headers;
         self.progress = Progress::UnderWay(Box::pin(call));
         let replied = poll_fn(|cx| match &mut self.progress {
@@ -340,7 +340,7 @@ impl PrefillLeg {
             let _permit = worker.presence.resends.acquire().await;
             let response = served.client.post(&*worker, shape, body, &leg_headers).await?;
             let begun = Instant::now();
-            Ok(Replied { body: served.client.whole(&*worker, response).await?, begun, peer: None })
+            Ok(RawReply { body: served.client.whole(&*worker, response).await?, begun, peer: None })
         })
     }
 
@@ -358,7 +358,7 @@ impl PrefillLeg {
     }
 
     /// How far the leg has come with a reply.
-    fn replied(&self, replied: &Replied) -> Progress {
+    fn replied(&self, replied: &RawReply) -> Progress {
         let Some(engine) = &self.pushes else { return Progress::Replied };
         match PushReply::from_body(&replied.body) {
             Ok(said) if said.engine == **engine => {

@@ -12,18 +12,18 @@ use super::context::{
     Context, PromptContext, attempt, carried_threshold, preemption_guard, prefill_made_local,
 };
 use super::decode_try::{DecodeTryResult, decode_try};
-use super::generate::{Begun, Generated, generate};
+use super::generate::{Generation, StartedReply, generate};
 use super::hand_off::{excluded_from_decode, none_comes};
 use super::pair::{PairResult, pair_or_local};
 use super::peer_fetch::fetch_planned;
-use super::place::{Moment, Wish, computed, note_vetoed, place, place_in_turn, sent};
+use super::place::{Moment, Rules, computed, note_vetoed, place, place_in_turn, sent};
 use super::plan::{Facts, LocalReason, NextLegs, Plan, plan};
 use super::prefill::{no_prefill_worker, prefill_or_local, without_prefill};
 use super::prewarm::recent::remember;
 use super::sending::Sending;
 use super::staged::Prefilled;
 use super::threshold_reply;
-use super::weigh::{is_open, learned_ratio, prefill_wish, weigh};
+use super::weigh::{is_open, learned_ratio, prefill_rules, weigh};
 use crate::boxed::boxed_future;
 use crate::prepare::Unit;
 use splitrail_api::error::{Error, ErrorKind};
@@ -43,7 +43,7 @@ pub async fn begin(
     unit: &Unit,
     decision: &DecisionHandle,
     position: usize,
-) -> Result<Begun, Error> {
+) -> Result<StartedReply, Error> {
     let clock = &context.timeline.prompt(position);
     let prompt = PromptContext { context, unit, decision, clock };
     if !context.endpoint.generates() {
@@ -51,7 +51,7 @@ pub async fn begin(
     }
     let served = &context.served;
     let open = is_open(served, context.flow, context.threshold);
-    let remote = || prefill_wish(served, context.endpoint, unit, context.options);
+    let remote = || prefill_rules(served, context.endpoint, unit, context.options);
     let weighed = open.then(|| weigh(served, unit, remote(), true));
     if let Some(weighed) = &weighed {
         decision.weighed(weighed.record(served));
@@ -70,14 +70,14 @@ pub async fn begin(
     served.retry_budget.deposit();
     let begun = go(prompt, &plan).await?;
     // The time of the first token is known only for a stream.
-    if let (Some(weighed), Begun::Stream(_)) = (weighed, &begun) {
+    if let (Some(weighed), StartedReply::Stream(_)) = (weighed, &begun) {
         weighed.begun(served, decision);
     }
     Ok(begun)
 }
 
 /// Runs the planned legs until a reply begins.
-async fn go(prompt: PromptContext<'_>, plan: &Plan) -> Result<Begun, Error> {
+async fn go(prompt: PromptContext<'_>, plan: &Plan) -> Result<StartedReply, Error> {
     let mut attempts = DecodeAttempts::new(prompt);
     if plan.gate.is_some() {
         match Box::pin(decode_try(prompt, plan, &mut attempts)).await? {
@@ -116,7 +116,7 @@ enum FirstLeg {
     /// There is no leg before; one worker, chosen for this leg, does all the work.
     None(Leg),
     /// Both legs were sent at the same time, and the reply has begun.
-    Answered(Begun),
+    Answered(StartedReply),
     /// Both legs were sent at the same time and failed; another attempt is allowed.
     Again,
 }
@@ -190,7 +190,7 @@ async fn last_leg(
     staged: &mut Option<Prefilled>,
     is_used_again: bool,
     attempts: &mut DecodeAttempts,
-) -> Result<Option<Begun>, Error> {
+) -> Result<Option<StartedReply>, Error> {
     let PromptContext { context, unit, decision, .. } = prompt;
     let pool = &context.served.pool;
     let mut excluded = attempts.failed().to_vec();
@@ -201,8 +201,8 @@ async fn last_leg(
         excluded.extend(&late);
         let over = left.is_some_and(|left| left.is_zero());
         if over || (!late.is_empty() && !pool.any_up(leg, &excluded)) {
-            let wish = Wish::any(leg, &excluded);
-            note_vetoed(decision, &pool.roster(), wish, &[], Moment::now());
+            let rules = Rules::any(leg, &excluded);
+            note_vetoed(decision, &pool.roster(), rules, &[], Moment::now());
             let prefill = Arc::clone(&prefilled.worker);
             let message =
                 format!("no decode worker can take worker {}'s hand-off in time", prefill.id());
@@ -213,13 +213,13 @@ async fn last_leg(
             return Ok(None);
         }
     }
-    let wish = Wish::any(leg, &excluded);
+    let rules = Rules::any(leg, &excluded);
     let placed = match leg {
-        Leg::Decode => place(prompt, wish)?,
+        Leg::Decode => place(prompt, rules)?,
         Leg::Prefill | Leg::Aggregated => {
             let observes_prefill_end = context.options.stream;
-            let wish = Wish { may_fetch: attempts.may_fetch, ..wish };
-            let mut placed = place_in_turn(prompt, wish, observes_prefill_end).await?;
+            let rules = Rules { may_fetch: attempts.may_fetch, ..rules };
+            let mut placed = place_in_turn(prompt, rules, observes_prefill_end).await?;
             fetch_planned(prompt, &mut placed, &mut attempts.may_fetch).await;
             placed
         }
@@ -243,7 +243,7 @@ async fn last_leg(
     let sending = Sending { prompt, leg_headers: &leg_headers, placed: &placed, threshold };
     // The engine may have received the hand-off, so an attempt after a failure needs a new one.
     let generated = boxed_future(|| generate(&sending, staged)).await;
-    if matches!(generated, Ok(Generated::Begun(_))) {
+    if matches!(generated, Ok(Generation::Started(_))) {
         computed(context, unit, &placed);
         if context.flow == RequestFlow::Aggregated {
             remember(prompt);
@@ -258,11 +258,11 @@ fn conclude(
     attempts: &mut DecodeAttempts,
     leg: Leg,
     worker: &Worker,
-    generated: Result<Generated, Error>,
-) -> Result<Option<Begun>, Error> {
+    generated: Result<Generation, Error>,
+) -> Result<Option<StartedReply>, Error> {
     match generated {
-        Ok(Generated::Begun(begun)) => Ok(Some(begun)),
-        Ok(Generated::BelowThreshold(_)) => {
+        Ok(Generation::Started(begun)) => Ok(Some(begun)),
+        Ok(Generation::BelowThreshold(_)) => {
             let message = format!(
                 "worker {} turned the request away by a threshold ({})",
                 worker.id(),

@@ -172,13 +172,13 @@ impl Prefilled {
 }
 
 /// A prefill whose hand-off is being sent. If it is dropped before that, the hand-off is released.
-pub(super) struct UnderWay {
+pub(super) struct HandOffSend {
     prefilled: Option<Prefilled>,
     json: Option<Box<str>>,
     send_state: SendState,
 }
 
-impl UnderWay {
+impl HandOffSend {
     /// The hand-off is in the body to which `send_state` belongs.
     pub(super) fn new(
         prefilled: Option<Prefilled>,
@@ -197,7 +197,7 @@ impl UnderWay {
     }
 }
 
-impl Drop for UnderWay {
+impl Drop for HandOffSend {
     fn drop(&mut self) {
         drop(self.take_back());
     }

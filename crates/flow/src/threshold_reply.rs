@@ -9,12 +9,12 @@ use splitrail_engine::usage::EngineUsage;
 use splitrail_kv::Overlap;
 
 use super::context::PromptContext;
-use super::generate::Begun;
+use super::generate::StartedReply;
 use splitrail_api::error::Error;
 use splitrail_api::text::random_id;
 use splitrail_api::{Endpoint, JsonObject};
 use splitrail_ledger::decisions::Decision;
-use splitrail_ledger::leg::{Expected, LegFacts, LegKind};
+use splitrail_ledger::leg::{Expectation, LegFacts, LegKind};
 use splitrail_telemetry::clock::unix_ms;
 
 /// Makes the reply, in which nothing was generated and every choice ends with
@@ -23,7 +23,10 @@ use splitrail_telemetry::clock::unix_ms;
 ///
 /// # Errors
 /// None: the reply is always a JSON object.
-pub(super) fn reply(prompt: PromptContext<'_>, usage: Option<EngineUsage>) -> Result<Begun, Error> {
+pub(super) fn reply(
+    prompt: PromptContext<'_>,
+    usage: Option<EngineUsage>,
+) -> Result<StartedReply, Error> {
     let context = prompt.context;
     let options = &context.options;
     let shows_usage = options.include_usage || !options.stream;
@@ -38,9 +41,9 @@ pub(super) fn reply(prompt: PromptContext<'_>, usage: Option<EngineUsage>) -> Re
     };
     if options.stream {
         let events = reply.to_events(options.include_usage);
-        return Ok(Begun::Made(events.iter().map(event_bytes).collect()));
+        return Ok(StartedReply::RouterEvents(events.iter().map(event_bytes).collect()));
     }
-    JsonObject::parse(reply.to_json().to_string().into()).map(Begun::Whole)
+    JsonObject::parse(reply.to_json().to_string().into()).map(StartedReply::Whole)
 }
 
 fn form(endpoint: Endpoint) -> ReplyForm {
@@ -70,7 +73,7 @@ fn settle(
 ) -> Option<Value> {
     let PromptContext { context, unit, decision, .. } = prompt;
     let blocks = decision.with(Decision::overlap_blocks);
-    let expected = Expected {
+    let expected = Expectation {
         prompt_tokens: unit.prompt_tokens,
         overlap: Overlap { blocks, by_tier: [blocks, 0, 0, 0] },
         fetched_blocks: 0,

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use crate::peer_fetch::fetchable::{is_fetchable, may_take_prefix};
-use crate::place::{Wish, fetch_choice, list_sources, query};
+use crate::place::{Rules, fetch_choice, list_sources, query};
 use crate::prepare::Unit;
 use crate::read_back::readable_blocks;
 use splitrail_api::Endpoint;
@@ -17,12 +17,12 @@ use splitrail_policy::threshold::{Comparison, ComparisonInput, PredictedWay};
 
 /// The comparison of local and remote prefill for one prompt.
 #[derive(Clone, Copy, Debug)]
-pub struct Weighed {
+pub struct PrefillComparison {
     comparison: Comparison,
     at: Instant,
 }
 
-impl Weighed {
+impl PrefillComparison {
     /// Whether a remote prefill is the better way; `None` if there is no prefill worker to compare
     /// with.
     pub fn remote_pays(&self) -> Option<bool> {
@@ -83,26 +83,31 @@ pub fn is_open(served: &Served, flow: RequestFlow, threshold: Option<f64>) -> bo
 
 /// Where a prefill leg of a prompt may be placed: its worker may fetch a prefix from another one, by the
 /// leg itself or before it, and read back what decode workers keep.
-pub(super) fn prefill_wish(
+pub(super) fn prefill_rules(
     served: &Served,
     endpoint: Endpoint,
     unit: &Unit,
     options: Options,
-) -> Wish<'static> {
+) -> Rules<'static> {
     let may_fetch = is_fetchable(served, endpoint, unit, options);
     let readable_blocks = readable_blocks(served, endpoint, unit, options);
     let takes_prefix = may_take_prefix(served, endpoint, unit);
-    Wish { may_fetch, readable_blocks, takes_prefix, ..Wish::any(Leg::Prefill, &[]) }
+    Rules { may_fetch, readable_blocks, takes_prefix, ..Rules::any(Leg::Prefill, &[]) }
 }
 
-/// Compares local and remote prefill for a prompt. `remote` is the wish for the prefill leg. `goes`
+/// Compares local and remote prefill for a prompt. `remote` are the rules of the prefill leg. `goes`
 /// says whether the prompt is then served; otherwise nothing is learned from the comparison.
-pub(super) fn weigh(served: &Served, unit: &Unit, remote: Wish<'_>, goes: bool) -> Weighed {
+pub(super) fn weigh(
+    served: &Served,
+    unit: &Unit,
+    remote: Rules<'_>,
+    goes: bool,
+) -> PrefillComparison {
     let pool = &served.pool;
     let now = Instant::now();
     let roster = pool.roster();
     let prefill = pool.candidates(&roster, remote.query(unit, now));
-    let mut decode = pool.candidates(&roster, Wish::any(Leg::Aggregated, &[]).query(unit, now));
+    let mut decode = pool.candidates(&roster, Rules::any(Leg::Aggregated, &[]).query(unit, now));
     // Speculative blocks open no gate, so they are no reason to try a gate.
     for candidate in &mut decode {
         candidate.speculative_blocks = candidate.believed_blocks();
@@ -120,7 +125,7 @@ pub(super) fn weigh(served: &Served, unit: &Unit, remote: Wish<'_>, goes: bool) 
         waiting,
         ahead_ms,
     };
-    Weighed { comparison: pool.calibration.compare(now, &input, goes), at: now }
+    PrefillComparison { comparison: pool.calibration.compare(now, &input, goes), at: now }
 }
 
 /// The learned cache hit threshold, from 0 to 1.

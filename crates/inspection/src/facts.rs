@@ -2,7 +2,7 @@
 
 use std::io;
 
-use splitrail_config::model::{Connector, Worker};
+use splitrail_config::model::{Connector, WorkerConfig};
 use splitrail_engine::vllm::identity::{EventSource, ServedModel};
 use splitrail_prompt::compare::Difference;
 
@@ -41,7 +41,7 @@ pub enum SourceState {
 #[derive(Clone, Debug)]
 pub struct WorkerFacts {
     /// The worker's configuration, or what its source says.
-    pub config: Worker,
+    pub config: WorkerConfig,
     /// Where the worker is from.
     pub origin: Origin,
     /// Whether the engine answers at all.
@@ -75,7 +75,7 @@ pub struct WorkerFacts {
 impl WorkerFacts {
     /// The facts before any question.
     #[must_use]
-    pub fn new(config: Worker, origin: Origin) -> Self {
+    pub fn new(config: WorkerConfig, origin: Origin) -> Self {
         Self {
             config,
             origin,

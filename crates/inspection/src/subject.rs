@@ -3,7 +3,7 @@
 use std::fmt;
 
 use http::uri::Authority;
-use splitrail_config::model::Worker;
+use splitrail_config::model::WorkerConfig;
 use splitrail_engine_client::Engine;
 use splitrail_engine_client::echoes::Echoes;
 
@@ -20,7 +20,7 @@ pub enum Origin {
 #[derive(Clone, Debug)]
 pub struct SubjectWorker {
     /// The worker's configuration, or what its source says.
-    pub config: Worker,
+    pub config: WorkerConfig,
     /// Where it is from.
     pub origin: Origin,
 }

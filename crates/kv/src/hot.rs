@@ -175,7 +175,7 @@ impl HotPrefixes {
         let hot = hot.map(|(at, _)| (self.uses(at, now_ms), at));
         let mut hot: Vec<(f64, RunId)> = hot.filter(|(uses, _)| *uses >= USES_MIN).collect();
         hot.sort_by(|a, b| b.0.total_cmp(&a.0));
-        let mut chosen = Chosen { parts: HashMap::new(), left: blocks_max };
+        let mut chosen = ChosenRuns { parts: HashMap::new(), left: blocks_max };
         for (_, at) in hot {
             if chosen.left == 0 {
                 break;
@@ -303,7 +303,7 @@ fn bytes(blocks: usize, facts: &RunFacts) -> usize {
 }
 
 /// Runs that are chosen, each with all runs before it.
-struct Chosen {
+struct ChosenRuns {
     parts: HashMap<RunId, Part>,
     /// The number of blocks that may still be chosen.
     left: usize,
@@ -321,7 +321,7 @@ struct Part {
     worth: f64,
 }
 
-impl Chosen {
+impl ChosenRuns {
     /// Chooses a run, and those before it that are not chosen yet, as far as there is room. Runs whose
     /// tokens are not known, and those after them, are left out.
     fn add(&mut self, all: &HotPrefixes, now_ms: u64, at: RunId) {

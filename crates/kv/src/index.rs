@@ -44,8 +44,8 @@ mod worker_key;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-pub use self::applied::{Applied, HashedBlock};
-pub use self::frozen::Frozen;
+pub use self::applied::{AppliedBlocks, HashedBlock};
+pub use self::frozen::FrozenBlocks;
 pub use self::observe::Change;
 pub use self::overlaps::{Overlap, Overlaps};
 pub use self::reader::IndexReader;
@@ -150,7 +150,7 @@ impl Index {
         mut before: BlockHash,
         run: TokenBlocks<'_>,
         observer: &mut impl Observer,
-    ) -> Applied {
+    ) -> AppliedBlocks {
         let TokenBlocks { blocks, tier } = run;
         let block_size = self.config.block_size as usize;
         let is_whole = |block: &&StoredBlock| block_size > 0 && block.tokens.len() == block_size;

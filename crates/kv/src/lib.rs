@@ -25,10 +25,10 @@ pub use hash::{
 };
 pub use hot::{HotBounds, HotPrefix, HotPrefixes, PrefixTokens};
 pub use index::{
-    Applied, BlockName, Change, Frozen, HashedBlock, Index, IndexConfig, IndexReader, Overlap,
-    Overlaps, Restore, RunNames, SnapshotRun, WorkerKey,
+    AppliedBlocks, BlockName, Change, FrozenBlocks, HashedBlock, Index, IndexConfig, IndexReader,
+    Overlap, Overlaps, Restore, RunNames, SnapshotRun, WorkerKey,
 };
 pub use invariants::Violation;
-pub use recent::{EXPIRED_BLOCKS_MAX, Recent, RecentConfig, RecentOverlaps};
+pub use recent::{EXPIRED_BLOCKS_MAX, RecentConfig, RecentOverlaps, RecentPrompts};
 pub use splitmix::{SplitMix64, mix};
 pub use usage::estimate_cached_tokens;

@@ -42,11 +42,11 @@ pub const EXPIRED_BLOCKS_MAX: usize = 4096;
 
 /// The recently routed prompts.
 #[derive(Debug)]
-pub struct Recent {
+pub struct RecentPrompts {
     config: RecentConfig,
     runs: Runs<Holders>,
     /// Prompts that still have a block, by number: the oldest, which expires first, is first.
-    routed: BTreeMap<u64, Routed>,
+    routed: BTreeMap<u64, RoutedPrompt>,
     workers: BTreeMap<WorkerKey, WorkerPrompts>,
     /// Number of prompts so far.
     count: u64,
@@ -57,21 +57,21 @@ pub struct Recent {
 /// The prompts that were recently routed to one worker.
 #[derive(Debug, Default)]
 struct WorkerPrompts {
-    /// Its prompts in [`Recent::routed`].
+    /// Its prompts in [`RecentPrompts::routed`].
     numbers: BTreeSet<u64>,
     /// Number of speculative blocks.
     blocks: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Routed {
+struct RoutedPrompt {
     worker: WorkerKey,
     expires_ms: u64,
     /// The run with its last blocks.
     tail: RunId,
 }
 
-impl Recent {
+impl RecentPrompts {
     /// Without any prompt.
     pub fn new(config: RecentConfig) -> Self {
         Self {
@@ -112,7 +112,7 @@ impl Recent {
         prompts.numbers.insert(number);
         let excess = prompts.blocks.saturating_sub(bound);
         let expires_ms = self.now_ms.saturating_add(self.config.lifetime_ms);
-        self.routed.insert(number, Routed { worker, expires_ms, tail });
+        self.routed.insert(number, RoutedPrompt { worker, expires_ms, tail });
         self.make_room(worker, excess);
     }
 
@@ -145,8 +145,8 @@ impl Recent {
         (known, last)
     }
 
-    /// How many leading blocks of a prompt are listed for each worker, including blocks that have expired and
-    /// are not removed yet.
+    /// How many leading blocks of a prompt are listed for each worker, including blocks that have
+    /// expired and are not removed yet.
     pub fn find(&self, hashes: &[BlockHash], out: &mut RecentOverlaps) {
         out.clear();
         let (mut known, mut last) = (0, None);

@@ -3,8 +3,8 @@
 
 use splitrail_kv::invariants::check_overlap;
 use splitrail_kv::{
-    Applied, BlockHash, EngineHash, HashSeed, Index, IndexConfig, KvEvent, Namespace, Overlap,
-    Overlaps, StoredBlock, Tier, WorkerKey, chain_hashes,
+    AppliedBlocks, BlockHash, EngineHash, HashSeed, Index, IndexConfig, KvEvent, Namespace,
+    Overlap, Overlaps, StoredBlock, Tier, WorkerKey, chain_hashes,
 };
 
 const SEED: HashSeed = HashSeed(7);
@@ -135,14 +135,14 @@ fn an_overlap_does_not_resume_after_a_gap() {
 fn blocks_under_an_unknown_parent_wait_for_it() {
     let mut index = index(100);
     let applied = index.apply(W0, &on_device(Some(9), &[(1, 10), (2, 20)]));
-    assert_eq!(applied, Applied { aside: 2, ..Applied::default() });
+    assert_eq!(applied, AppliedBlocks { aside: 2, ..AppliedBlocks::default() });
     // A hash of another worker or rank is not a parent.
     index.apply(W1, &on_device(None, &[(9, 5)]));
     index.apply(W0_RANK1, &on_device(None, &[(9, 5)]));
     assert_eq!(overlap(&index, W0, &[5, 10, 20]), 0);
     assert_eq!(index.workers().collect::<Vec<_>>(), [W0_RANK1, W1]);
     let applied = index.apply(W0, &on_device(None, &[(9, 5)]));
-    assert_eq!(applied, Applied { stored: 3, ..Applied::default() });
+    assert_eq!(applied, AppliedBlocks { stored: 3, ..AppliedBlocks::default() });
     assert_eq!(overlap(&index, W0, &[5, 10, 20]), 3);
 }
 
@@ -151,7 +151,7 @@ fn a_chain_that_arrives_in_reverse_order_is_joined_completely() {
     let mut index = index(100);
     for (parent, name) in [(3, 4), (2, 3), (1, 2)] {
         let applied = index.apply(W0, &on_device(Some(parent), &[(name, name as u32)]));
-        assert_eq!(applied, Applied { aside: 1, ..Applied::default() });
+        assert_eq!(applied, AppliedBlocks { aside: 1, ..AppliedBlocks::default() });
         assert_eq!(index.workers().count(), 0);
     }
     assert_eq!(index.apply(W0, &on_device(None, &[(1, 1)])).stored, 4);
@@ -164,7 +164,7 @@ fn a_copy_removed_while_it_waits_does_not_come_back() {
     index.apply(W0, &stored(Some(9), &[(1, 10), (2, 20)], Tier::Host));
     assert_eq!(index.apply(W0, &removed(&[2, 2], Tier::Device)).unknown, 2);
     let applied = index.apply(W0, &removed(&[2, 2], Tier::Host));
-    assert_eq!(applied, Applied { removed: 1, unknown: 1, ..Applied::default() });
+    assert_eq!(applied, AppliedBlocks { removed: 1, unknown: 1, ..AppliedBlocks::default() });
     index.apply(W0, &on_device(None, &[(9, 5)]));
     assert_eq!(overlap(&index, W0, &[5, 10, 20]), 2);
     assert_eq!(index.block_counts(W0), [1, 1, 0, 0]);
@@ -177,14 +177,14 @@ fn waiting_events_and_blocks_are_bounded_and_the_oldest_is_dropped() {
         assert_eq!(index.apply(W0, &on_device(Some(1000), &[(name, 7)])).orphaned, 0);
     }
     let applied = index.apply(W0, &on_device(Some(1000), &[(64, 8)]));
-    assert_eq!(applied, Applied { aside: 1, orphaned: 1, ..Applied::default() });
+    assert_eq!(applied, AppliedBlocks { aside: 1, orphaned: 1, ..AppliedBlocks::default() });
 
     let many: Vec<_> = (0..4096).map(|name| (2000 + name, 9)).collect();
     let applied = index.apply(W0, &on_device(Some(1000), &many));
-    assert_eq!(applied, Applied { aside: 4096, orphaned: 64, ..Applied::default() });
+    assert_eq!(applied, AppliedBlocks { aside: 4096, orphaned: 64, ..AppliedBlocks::default() });
     let too_many: Vec<_> = (0..4097).map(|name| (9000 + name, 9)).collect();
     let applied = index.apply(W0, &on_device(Some(1000), &too_many));
-    assert_eq!(applied, Applied { orphaned: 4097, ..Applied::default() });
+    assert_eq!(applied, AppliedBlocks { orphaned: 4097, ..AppliedBlocks::default() });
     assert_eq!(index.apply(W0, &on_device(None, &[(1000, 5)])).stored, 4097);
     assert_eq!(overlap(&index, W0, &[5, 9, 9]), 3);
     assert_eq!(overlap(&index, W0, &[5, 8]), 1);
@@ -197,7 +197,10 @@ fn a_malformed_block_ends_its_run() {
     let KvEvent::Stored { blocks, .. } = &mut event else { unreachable!() };
     blocks[1].tokens.push(20);
     let applied = index.apply(W0, &event);
-    assert_eq!(applied, Applied { stored: 1, malformed: 1, orphaned: 1, ..Applied::default() });
+    assert_eq!(
+        applied,
+        AppliedBlocks { stored: 1, malformed: 1, orphaned: 1, ..AppliedBlocks::default() }
+    );
     assert_eq!(overlap(&index, W0, &[10, 20, 30]), 1);
 }
 
@@ -226,7 +229,7 @@ fn opaque_blocks_and_what_follows_are_known_and_never_matched() {
     index.apply(W0, &on_device(Some(1), &[(9, 20)]));
     assert_eq!(overlap(&index, W0, &[10, 20, 30, 40]), 2);
     let applied = index.apply(W0, &removed(&[9, 4, 3, 2, 1], Tier::Device));
-    assert_eq!(applied, Applied { removed: 5, ..Applied::default() });
+    assert_eq!(applied, AppliedBlocks { removed: 5, ..AppliedBlocks::default() });
     assert_eq!(index.workers().count(), 0);
 }
 
@@ -251,7 +254,7 @@ fn an_engine_hash_stands_for_its_last_content_only() {
         index.apply(W0, &stored(None, &[(1, 10)], tier));
     }
     let applied = index.apply(W0, &on_device(None, &[(1, 11)]));
-    assert_eq!(applied, Applied { stored: 1, replaced: 1, ..Applied::default() });
+    assert_eq!(applied, AppliedBlocks { stored: 1, replaced: 1, ..AppliedBlocks::default() });
     assert_eq!(overlap(&index, W0, &[10]), 0);
     assert_eq!(overlap(&index, W0, &[11]), 1);
     assert_eq!(index.block_counts(W0), [1, 0, 0, 0]);
@@ -317,7 +320,7 @@ fn salts_and_adapters_never_meet_and_are_inherited() {
 fn beyond_the_bound_blocks_are_counted_and_not_indexed() {
     let mut index = index(2);
     let applied = index.apply(W0, &on_device(None, &[(1, 10), (2, 20), (3, 30)]));
-    assert_eq!(applied, Applied { stored: 2, over_limit: 1, ..Applied::default() });
+    assert_eq!(applied, AppliedBlocks { stored: 2, over_limit: 1, ..AppliedBlocks::default() });
     // Copies and new tiers of known blocks need no further room, and other workers have their own
     // bound.
     assert_eq!(index.apply(W0, &stored(None, &[(1, 10)], Tier::Host)).stored, 1);
@@ -334,7 +337,7 @@ fn nothing_of_an_event_is_indexed_after_the_first_block_over_the_bound() {
     index.apply(W0, &on_device(None, &[(1, 10), (2, 20)]));
     // The last block is known, but the engine's chain is broken before it.
     let applied = index.apply(W0, &on_device(None, &[(1, 10), (3, 30), (4, 40), (2, 20)]));
-    assert_eq!(applied, Applied { stored: 1, over_limit: 3, ..Applied::default() });
+    assert_eq!(applied, AppliedBlocks { stored: 1, over_limit: 3, ..AppliedBlocks::default() });
     assert_eq!(overlap(&index, W0, &[10, 20]), 2);
     assert_eq!(overlap(&index, W0, &[10, 30]), 1);
     // Nothing of the part that found no room was indexed.

@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 use splitrail_kv::{
-    Applied, BlockHash, EngineHash, HashSeed, HashedBlock, Index, IndexConfig, RunNames,
+    AppliedBlocks, BlockHash, EngineHash, HashSeed, HashedBlock, Index, IndexConfig, RunNames,
     SnapshotRun, Tier, WorkerKey,
 };
 
@@ -43,7 +43,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn apply(index: &mut Index, worker: WorkerKey, step: &Step) -> Applied {
+fn apply(index: &mut Index, worker: WorkerKey, step: &Step) -> AppliedBlocks {
     match step {
         Step::Store(prompt) => index.store(worker, None, &chain(prompt), Tier::Device),
         Step::Remove(prompt, at) => {
@@ -122,7 +122,7 @@ fn a_name_that_is_restored_twice_stands_for_its_last_block() {
     for expected in [0, 7] {
         let mut index = index(100);
         let (mut restore, _) = index.begin_restore(TAKER, expected);
-        let applied = runs.iter().fold(Applied::default(), |mut applied, run| {
+        let applied = runs.iter().fold(AppliedBlocks::default(), |mut applied, run| {
             applied += index.restore_run(&mut restore, run);
             applied
         });

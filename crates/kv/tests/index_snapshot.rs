@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use splitrail_kv::{
-    Applied, BlockHash, BlockName, EngineHash, HashSeed, HashedBlock, Index, IndexConfig, KvEvent,
-    Overlap, Overlaps, RunNames, SnapshotRun, StoredBlock, Tier, WorkerKey,
+    AppliedBlocks, BlockHash, BlockName, EngineHash, HashSeed, HashedBlock, Index, IndexConfig,
+    KvEvent, Overlap, Overlaps, RunNames, SnapshotRun, StoredBlock, Tier, WorkerKey,
 };
 
 const W0: WorkerKey = WorkerKey { worker: 0, rank: 0 };
@@ -105,7 +105,7 @@ fn a_snapshot_lists_parents_first_and_all_copies() {
 fn a_restored_worker_behaves_like_the_original() {
     let mut index = filled();
     let applied = index.restore(W1, snapshot(&index, W0));
-    assert_eq!(applied, Applied { stored: 11, ..Applied::default() });
+    assert_eq!(applied, AppliedBlocks { stored: 11, ..AppliedBlocks::default() });
     index.check().unwrap();
     assert_eq!(snapshot(&index, W1), snapshot(&index, W0));
     assert_eq!(index.block_counts(W1), index.block_counts(W0));
@@ -185,7 +185,7 @@ fn a_restore_replaces_all_previous_blocks() {
     one.hashes.truncate(1);
     one.names = one.names.iter().filter(|named| named.at == 0).collect();
     let applied = index.restore(W0, [one.clone()]);
-    assert_eq!(applied, Applied { stored: 1, removed: 11, ..Applied::default() });
+    assert_eq!(applied, AppliedBlocks { stored: 1, removed: 11, ..AppliedBlocks::default() });
     index.check().unwrap();
     assert_eq!(snapshot(&index, W0), [one]);
     assert_eq!(index.restore(W0, []).removed, 1);
@@ -241,7 +241,7 @@ fn runs_that_contradict_themselves_or_others_are_refused() {
         let names = bad.names.len();
         let applied = index.restore(W0, [bad, good.clone()]);
         index.check().unwrap();
-        let expected = Applied { stored: 3, malformed: names, ..Applied::default() };
+        let expected = AppliedBlocks { stored: 3, malformed: names, ..AppliedBlocks::default() };
         assert_eq!(applied, expected);
         assert_eq!(overlap(&index, W0, 1..=5).blocks, 3);
     }
@@ -267,7 +267,10 @@ fn a_restore_keeps_to_the_bound() {
     let applied = index.restore(W0, [run(None, &[1, 2, 3]), run(Some(3), &[4]), run(None, &[5])]);
     index.check().unwrap();
     // A block after one that found no room has no parent.
-    assert_eq!(applied, Applied { stored: 2, over_limit: 2, malformed: 1, ..Applied::default() });
+    assert_eq!(
+        applied,
+        AppliedBlocks { stored: 2, over_limit: 2, malformed: 1, ..AppliedBlocks::default() }
+    );
     assert_eq!(index.distinct_blocks(), 2);
     assert_eq!(overlap(&index, W0, 1..=4).blocks, 2);
 }
@@ -296,7 +299,7 @@ fn a_further_name_of_a_refused_block_is_refused_as_well() {
     let further = BlockName { at: 1, engine: EngineHash(99), copies: PLAIN };
     lie.names = lie.names.iter().chain([further]).collect();
     let applied = index.restore(W0, [lie]);
-    assert_eq!(applied, Applied { malformed: 3, ..Applied::default() });
+    assert_eq!(applied, AppliedBlocks { malformed: 3, ..AppliedBlocks::default() });
     index.check().unwrap();
 }
 

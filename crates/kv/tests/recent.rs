@@ -5,14 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use splitrail_kv::{
-    BlockHash, EXPIRED_BLOCKS_MAX, HashSeed, Namespace, Recent, RecentConfig, RecentOverlaps,
-    WorkerKey, chain_hashes,
+    BlockHash, EXPIRED_BLOCKS_MAX, HashSeed, Namespace, RecentConfig, RecentOverlaps,
+    RecentPrompts, WorkerKey, chain_hashes,
 };
 
 const LIFETIME_MS: u64 = 100;
 
-fn recent(max_blocks_per_worker: usize) -> Recent {
-    Recent::new(RecentConfig { lifetime_ms: LIFETIME_MS, max_blocks_per_worker })
+fn recent(max_blocks_per_worker: usize) -> RecentPrompts {
+    RecentPrompts::new(RecentConfig { lifetime_ms: LIFETIME_MS, max_blocks_per_worker })
 }
 
 fn worker(number: u32) -> WorkerKey {
@@ -32,7 +32,7 @@ fn prompt(name: u32, len: u32) -> Vec<BlockHash> {
     hashes(&std::iter::once(name).chain(0..len - 1).collect::<Vec<_>>())
 }
 
-fn overlap(recent: &Recent, worker: WorkerKey, prompt: &[BlockHash]) -> u32 {
+fn overlap(recent: &RecentPrompts, worker: WorkerKey, prompt: &[BlockHash]) -> u32 {
     let mut found = RecentOverlaps::default();
     recent.find(prompt, &mut found);
     found.get(worker)
@@ -73,7 +73,8 @@ fn the_last_blocks_of_the_oldest_prompt_are_removed_for_new_ones() {
     recent.record(0, worker(0), &a, None);
     recent.record(1, worker(0), &b, None);
     recent.record(2, worker(0), &c, None);
-    let held = |recent: &Recent| [&a, &b, &c].map(|prompt| overlap(recent, worker(0), prompt));
+    let held =
+        |recent: &RecentPrompts| [&a, &b, &c].map(|prompt| overlap(recent, worker(0), prompt));
     assert_eq!(held(&recent), [2, 5, 3]);
     // The engine is found to have a smaller cache.
     recent.record(3, worker(0), &c, Some(4));

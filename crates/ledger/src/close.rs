@@ -4,10 +4,10 @@
 use splitrail_kv::Tier;
 
 use super::decisions::DecisionHandle;
-use super::entry::{Cached, Entry};
+use super::entry::{CachedTokens, Entry};
 use super::leg::{Figures, LegKind};
 use super::lines::Lines;
-use super::record::{Ended, LabelledTenant, RequestRecord};
+use super::record::{LabelledTenant, RequestFacts, RequestRecord};
 use splitrail_telemetry::{LabelledSeries, Metrics, ModelSeries};
 
 /// Closes the entries of a request. Legs count as served if the request ended with `ok`, and as
@@ -16,16 +16,16 @@ pub fn close(
     metrics: &Metrics,
     series: &ModelSeries,
     ledger: &Lines,
-    ended: &Ended<'_>,
+    ended: &RequestFacts<'_>,
     decisions: &[DecisionHandle],
-) -> Used {
+) -> UsedTokens {
     let labelled = LabelledSeries { model: ended.model, series };
     // A record is made only if there is a ledger file. The metric is computed from the same entries
     // by the same function.
     let recorded = ledger.is_open();
     let mut entries: Vec<Entry> = Vec::new();
     let mut cached = Vec::with_capacity(1);
-    let mut used = Used::of(ended.outcome, !decisions.is_empty());
+    let mut used = UsedTokens::of(ended.outcome, !decisions.is_empty());
     for decision in decisions {
         decision.close_entry(ended.outcome, |entry| {
             let of_prompt = entry.cached();
@@ -62,7 +62,7 @@ pub fn close(
 /// The tokens of a finished request, as the ledger file has them. Requests that did not end with
 /// `ok` have none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Used {
+pub struct UsedTokens {
     /// Prompt tokens, with each prompt counted once.
     pub prompt_tokens: u64,
     /// Prompt tokens that were cached on the workers that computed the prompts.
@@ -81,7 +81,7 @@ struct KnownParts {
     completion: bool,
 }
 
-impl Used {
+impl UsedTokens {
     fn of(outcome: &str, has_prompts: bool) -> Self {
         let has_ended_ok = outcome == "ok";
         let all = has_ended_ok && has_prompts;
@@ -126,7 +126,12 @@ impl Used {
     }
 }
 
-fn count_tenant(metrics: &Metrics, tenant: LabelledTenant<'_>, outcome: &'static str, used: Used) {
+fn count_tenant(
+    metrics: &Metrics,
+    tenant: LabelledTenant<'_>,
+    outcome: &'static str,
+    used: UsedTokens,
+) {
     let LabelledTenant { label, series, .. } = tenant;
     series.ended(metrics, label, outcome);
     let tokens = [
@@ -143,7 +148,7 @@ fn count_prompt(
     metrics: &Metrics,
     labelled: LabelledSeries<'_>,
     entry: &Entry,
-    cached: Option<Cached>,
+    cached: Option<CachedTokens>,
 ) {
     let LabelledSeries { model, series } = labelled;
     for (leg, figures) in entry.legs() {
@@ -203,15 +208,15 @@ mod tests {
     use splitrail_kv::Overlap;
 
     use super::*;
-    use crate::leg::{Expected, LegFacts};
+    use crate::leg::{Expectation, LegFacts};
 
     #[test]
     fn hits_are_counted_by_tier() {
         let metrics = Metrics::new().unwrap();
-        let expected = Expected {
+        let expected = Expectation {
             overlap: Overlap { blocks: 5, by_tier: [2, 3, 0, 0] },
             block_size: 16,
-            ..Expected::default()
+            ..Expectation::default()
         };
         let mut entry = Entry::default();
         entry.decode_sent(LegFacts::new(LegKind::Decode, "w", expected));

@@ -6,7 +6,7 @@ use super::leg::{Figures, LegFacts, Origin};
 
 /// The number of cached prompt tokens on the leg that computed the prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cached {
+pub struct CachedTokens {
     /// The count; never more than the tokens of the prompt.
     pub tokens: u32,
     /// The source of the count.
@@ -26,7 +26,7 @@ pub struct ReportedUsage {
 
 /// A leg whose result did not reach the client.
 #[derive(Clone, Debug)]
-pub struct Discarded {
+pub struct DiscardedLeg {
     /// The leg.
     pub leg: LegFacts,
     /// Its figures, if the leg is known to have computed the prompt.
@@ -35,7 +35,7 @@ pub struct Discarded {
     pub reason: &'static str,
 }
 
-impl Discarded {
+impl DiscardedLeg {
     /// Prompt tokens that were looked up or computed without use. In an attempt with a hand-off the
     /// prefill leg has them, so that they are counted once.
     pub fn wasted_prompt_tokens(&self) -> u32 {
@@ -61,7 +61,7 @@ pub struct Entry {
     /// The facts of a prompt for which the client got the reply that too little is cached; no leg
     /// served it.
     below_threshold: Option<LegFacts>,
-    discarded: Vec<Discarded>,
+    discarded: Vec<DiscardedLeg>,
     completion_tokens: Option<u32>,
     client_usage: Option<ReportedUsage>,
     /// Whether the entry is for a further sample of a prompt that has an entry already. It has legs
@@ -244,7 +244,7 @@ impl Entry {
     ) {
         let Some(leg) = leg else { return };
         let figures = if leg.worked { leg.figures(elsewhere) } else { None };
-        self.discarded.push(Discarded { leg, figures, reason });
+        self.discarded.push(DiscardedLeg { leg, figures, reason });
     }
 
     /// The prefill leg of the present attempt or of the reply.
@@ -275,7 +275,7 @@ impl Entry {
     }
 
     /// Discarded legs, oldest first.
-    pub fn discarded(&self) -> &[Discarded] {
+    pub fn discarded(&self) -> &[DiscardedLeg] {
         &self.discarded
     }
 
@@ -291,7 +291,7 @@ impl Entry {
     /// worker if there was one. Tokens that its leg has read from another worker are included, as in the
     /// engine's own figure: they were not computed. Tokens of a hand-off are never included, nor
     /// tokens that the source of a peer fetch has computed for the request.
-    pub fn cached(&self) -> Option<Cached> {
+    pub fn cached(&self) -> Option<CachedTokens> {
         if self.without_cached_tokens {
             return None;
         }
@@ -300,7 +300,7 @@ impl Entry {
         let figures = work.figures(self.elsewhere())?;
         let prompt_tokens = self.prompt_tokens()?;
         let tokens = figures.tokens.cached();
-        Some(Cached { tokens: tokens.min(prompt_tokens), source: figures.source })
+        Some(CachedTokens { tokens: tokens.min(prompt_tokens), source: figures.source })
     }
 
     /// Generated tokens, if the engine reported them.
@@ -339,11 +339,12 @@ mod tests {
     use splitrail_kv::Overlap;
 
     use super::*;
-    use crate::leg::{Expected, LegKind};
+    use crate::leg::{Expectation, LegKind};
 
     fn leg(kind: LegKind, prompt_tokens: Option<u32>, overlap_blocks: u32) -> LegFacts {
         let overlap = Overlap { blocks: overlap_blocks, by_tier: [overlap_blocks, 0, 0, 0] };
-        let expected = Expected { prompt_tokens, overlap, block_size: 16, ..Expected::default() };
+        let expected =
+            Expectation { prompt_tokens, overlap, block_size: 16, ..Expectation::default() };
         LegFacts::new(kind, "w", expected)
     }
 
@@ -360,7 +361,7 @@ mod tests {
         // vLLM 0.22 reports the whole prompt as cached on the decode leg.
         entry.decode_reported(usage(1142, Some(1142)));
         let cached = entry.cached().unwrap();
-        assert_eq!(cached, Cached { tokens: 64, source: Origin::EnginePrefill });
+        assert_eq!(cached, CachedTokens { tokens: 64, source: Origin::EnginePrefill });
         let legs: Vec<_> = entry.legs().map(|(_, figures)| figures.unwrap()).collect();
         assert_eq!((legs[0].tokens.hit(), legs[0].tokens.local_compute), (64, 1078));
         assert_eq!((legs[1].tokens.hit(), legs[1].tokens.external_kv_transfer), (160, 982));
@@ -374,11 +375,14 @@ mod tests {
         entry.decode_sent(leg(LegKind::Decode, None, 0));
         assert_eq!(entry.cached(), None);
         entry.decode_reported(usage(100, Some(100)));
-        assert_eq!(entry.cached().unwrap(), Cached { tokens: 64, source: Origin::Estimate });
+        assert_eq!(entry.cached().unwrap(), CachedTokens { tokens: 64, source: Origin::Estimate });
         let mut alone = Entry::default();
         alone.decode_sent(leg(LegKind::Decode, Some(100), 9));
         alone.decode_reported(usage(100, Some(0)));
-        assert_eq!(alone.cached().unwrap(), Cached { tokens: 0, source: Origin::EngineDecode });
+        assert_eq!(
+            alone.cached().unwrap(),
+            CachedTokens { tokens: 0, source: Origin::EngineDecode }
+        );
     }
 
     #[test]
@@ -398,7 +402,7 @@ mod tests {
         // Later events do not change a closed entry.
         entry.discard("cancelled");
         let wasted: Vec<_> =
-            entry.discarded().iter().map(Discarded::wasted_prompt_tokens).collect();
+            entry.discarded().iter().map(DiscardedLeg::wasted_prompt_tokens).collect();
         assert_eq!(wasted, [0, 100, 0, 100]);
         assert_eq!(entry.legs().count(), 0);
         assert_eq!(entry.cached(), None);
@@ -417,7 +421,10 @@ mod tests {
         assert_eq!(entry.discarded()[0].wasted_prompt_tokens(), 0, "the engine has run nothing");
         entry.answer_below_threshold(told.unwrap());
         assert_eq!((entry.prompt_tokens(), entry.completion_tokens()), (Some(100), Some(0)));
-        assert_eq!(entry.cached().unwrap(), Cached { tokens: 16, source: Origin::EngineDecode });
+        assert_eq!(
+            entry.cached().unwrap(),
+            CachedTokens { tokens: 16, source: Origin::EngineDecode }
+        );
         assert_eq!(entry.legs().count(), 0);
     }
 
@@ -446,13 +453,13 @@ mod tests {
         assert_eq!((entry.prompt_tokens(), entry.completion_tokens()), (Some(100), Some(11)));
         // The first leg's cached tokens were not reported, and the second leg's hits do not count
         // for them.
-        assert_eq!(entry.cached().unwrap(), Cached { tokens: 32, source: Origin::Estimate });
+        assert_eq!(entry.cached().unwrap(), CachedTokens { tokens: 32, source: Origin::Estimate });
         let legs: Vec<_> = entry.legs().map(|(_, figures)| figures.unwrap()).collect();
         assert_eq!((legs[0].prompt_tokens, legs[0].tokens.local_compute), (100, 68));
         assert_eq!((legs[1].prompt_tokens, legs[1].tokens.local_compute), (107, 11));
         entry.discard("decode_lost");
         let wasted: Vec<_> =
-            entry.discarded().iter().map(Discarded::wasted_prompt_tokens).collect();
+            entry.discarded().iter().map(DiscardedLeg::wasted_prompt_tokens).collect();
         assert_eq!(wasted, [100, 107]);
     }
 
@@ -462,7 +469,10 @@ mod tests {
         entry.prefill_sent(leg(LegKind::Prefill, Some(100), 0));
         entry.prefill_reported(Some(100), Some(32));
         assert_eq!(entry.prompt_tokens(), Some(100));
-        assert_eq!(entry.cached().unwrap(), Cached { tokens: 32, source: Origin::EnginePrefill });
+        assert_eq!(
+            entry.cached().unwrap(),
+            CachedTokens { tokens: 32, source: Origin::EnginePrefill }
+        );
     }
 
     #[derive(Clone, Copy, Debug)]

@@ -58,7 +58,7 @@ impl LegKind {
 
 /// What the router expected of a leg when it placed the leg.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Expected {
+pub struct Expectation {
     /// The prompt's length by the router's tokenizer.
     pub prompt_tokens: Option<u32>,
     /// Leading blocks that the worker held, as confirmed by its events.
@@ -83,7 +83,7 @@ pub struct Expected {
     pub epoch: u64,
 }
 
-impl Expected {
+impl Expectation {
     /// The number of tokens that the worker finds cached of a prompt with `prompt_tokens` tokens.
     /// The last token is always computed.
     pub fn cached_tokens(&self, prompt_tokens: u32) -> u32 {
@@ -183,7 +183,7 @@ pub struct LegFacts {
     /// The worker's id.
     pub worker: Name,
     /// What the router knew when it placed the leg.
-    pub expected: Expected,
+    pub expected: Expectation,
     /// Prompt tokens according to this leg's engine; `None` if it did not report them.
     pub prompt_tokens: Option<u32>,
     /// Cached prompt tokens according to this leg's engine. 0 is a figure; `None` means not
@@ -218,7 +218,7 @@ pub struct Figures {
 
 impl LegFacts {
     /// A leg that is about to be sent.
-    pub fn new(kind: LegKind, worker: &str, expected: Expected) -> Self {
+    pub fn new(kind: LegKind, worker: &str, expected: Expectation) -> Self {
         Self {
             kind,
             worker: worker.into(),
@@ -321,11 +321,11 @@ mod tests {
 
     #[test]
     fn hits_are_spread_over_the_tiers_that_the_index_knows_fastest_first() {
-        let expected = Expected {
+        let expected = Expectation {
             overlap: overlap([2, 3, 0, 1]),
             block_size: 16,
             prompt_tokens: Some(200),
-            ..Expected::default()
+            ..Expectation::default()
         };
         assert_eq!(expected.by_tier(expected.cached_tokens(200)), [32, 48, 0, 16]);
         assert_eq!(expected.by_tier(40), [32, 8, 0, 0]);
@@ -335,31 +335,31 @@ mod tests {
 
     #[test]
     fn hits_behind_what_the_worker_held_itself_were_fetched() {
-        let expected = Expected {
+        let expected = Expectation {
             overlap: overlap([7, 0, 0, 0]),
             fetched_blocks: 5,
             block_size: 16,
-            ..Expected::default()
+            ..Expectation::default()
         };
         for (cached_tokens, fetched) in [(0, 0), (32, 0), (48, 16), (112, 80), (128, 80)] {
             assert_eq!(expected.fetched_tokens(cached_tokens), fetched, "{cached_tokens}");
         }
-        let nothing = Expected { fetched_blocks: 0, ..expected };
+        let nothing = Expectation { fetched_blocks: 0, ..expected };
         assert_eq!(nothing.fetched_tokens(112), 0);
     }
 
     #[test]
     fn tokens_that_a_source_computed_for_the_request_are_not_cached_tokens() {
-        let expected = Expected {
+        let expected = Expectation {
             overlap: overlap([7, 0, 0, 0]),
             fetched_blocks: 5,
             recomputed_tokens: 48,
             block_size: 16,
             prompt_tokens: Some(200),
-            ..Expected::default()
+            ..Expectation::default()
         };
         let told = |recomputed_tokens, cached_tokens| {
-            let expected = Expected { recomputed_tokens, ..expected };
+            let expected = Expectation { recomputed_tokens, ..expected };
             let leg = LegFacts {
                 cached_tokens: Some(cached_tokens),
                 ..LegFacts::new(LegKind::Prefill, "p0", expected)
@@ -388,11 +388,11 @@ mod tests {
     #[test]
     fn several_samples_do_not_count_the_blocks_that_the_first_one_computed() {
         let told = |kind, overlap_blocks, reported| {
-            let expected = Expected {
+            let expected = Expectation {
                 overlap: overlap([overlap_blocks, 0, 0, 0]),
                 block_size: 16,
                 several_samples: true,
-                ..Expected::default()
+                ..Expectation::default()
             };
             let leg = LegFacts {
                 prompt_tokens: Some(100),
@@ -419,7 +419,7 @@ mod tests {
             receives: true,
             prompt_tokens: Some(1142),
             cached_tokens: Some(1142),
-            ..LegFacts::new(LegKind::Decode, "d0", Expected::default())
+            ..LegFacts::new(LegKind::Decode, "d0", Expectation::default())
         };
         let figures = leg.figures(None).unwrap();
         assert_eq!(figures.tokens.external_kv_transfer, 1142);
@@ -431,11 +431,11 @@ mod tests {
 
     #[test]
     fn the_engine_s_figure_tells_whether_the_offer_was_read() {
-        let expected = Expected {
+        let expected = Expectation {
             overlap: overlap([3, 0, 0, 0]),
             block_size: 16,
             prompt_tokens: Some(300),
-            ..Expected::default()
+            ..Expectation::default()
         };
         let offer = ReadBackOffer { worker: "d0".into(), tokens: 240 };
         let leg = |cached_tokens| LegFacts {
@@ -458,12 +458,12 @@ mod tests {
     #[test]
     fn a_prefix_that_the_leg_took_itself_is_apart_from_its_own_hits() {
         let parts = |cached_tokens, recomputed_tokens| {
-            let expected = Expected {
+            let expected = Expectation {
                 overlap: overlap([3, 0, 0, 0]),
                 recomputed_tokens,
                 block_size: 16,
                 prompt_tokens: Some(300),
-                ..Expected::default()
+                ..Expectation::default()
             };
             let leg = LegFacts {
                 prompt_tokens: Some(300),
@@ -499,7 +499,7 @@ mod tests {
             receives: bool, bypasses_cache: bool,
             offered in proptest::option::of(0u32..100), one_shot: bool,
         ) {
-            let expected = Expected {
+            let expected = Expectation {
                 prompt_tokens: known, overlap: overlap(by_tier), fetched_blocks,
                 recomputed_tokens, block_size,
                 bypasses_cache, several_samples: false,

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::file::LedgerFile;
 use splitrail_config::Rotate;
-use splitrail_telemetry::LogThrottle;
+use splitrail_settings::log_throttle::LogThrottle;
 use splitrail_telemetry::clock::unix_ms;
 
 /// Maximum number of lines in the queue.

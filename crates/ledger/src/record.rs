@@ -8,7 +8,7 @@ use splitrail_kv::Tier;
 
 use super::entry::{Entry, ReportedUsage};
 use super::leg::{Figures, LegFacts, LegKind, Origin, ReadBackOffer};
-use crate::entry::Cached;
+use crate::entry::CachedTokens;
 use splitrail_api::name::Name;
 use splitrail_config::model::CachedTokensFallback;
 use splitrail_telemetry::TenantSeries;
@@ -254,7 +254,7 @@ pub struct LabelledTenant<'a> {
 
 /// The facts about a finished request that do not belong to one of its prompts.
 #[derive(Clone, Copy, Debug)]
-pub struct Ended<'a> {
+pub struct RequestFacts<'a> {
     /// The request id that the client saw.
     pub request_id: &'a str,
     /// The tenant of the request; `None` if the router has no tenants.
@@ -289,7 +289,7 @@ impl RequestRecord {
 
     /// The record of a finished request. The figures of a batch are the sums over its prompts, and
     /// are left out if one prompt has no figure, so that a part is not taken for the whole.
-    pub fn new(ended: &Ended<'_>, entries: &[Entry]) -> Self {
+    pub fn new(ended: &RequestFacts<'_>, entries: &[Entry]) -> Self {
         let prompts: Vec<_> = entries.iter().map(|entry| PromptRecord::new(entry, true)).collect();
         let ok = ended.outcome == "ok";
         let once = || prompts.iter().filter(|prompt| ok && !prompt.further_sample);
@@ -348,7 +348,7 @@ fn is_zero(value: &u32) -> bool {
 }
 
 /// The count of cached tokens in the client's usage; `None` leaves the key out.
-pub fn client_cached_tokens(cached: Cached, fallback: CachedTokensFallback) -> Option<u32> {
+pub fn client_cached_tokens(cached: CachedTokens, fallback: CachedTokensFallback) -> Option<u32> {
     match (cached.source, fallback) {
         (Origin::Estimate, CachedTokensFallback::Zero) => Some(0),
         (Origin::Estimate, CachedTokensFallback::Omit) => None,
@@ -362,17 +362,17 @@ mod tests {
     use splitrail_engine::usage::EngineUsage;
 
     use super::*;
-    use crate::leg::Expected;
+    use crate::leg::Expectation;
 
     #[test]
     fn the_fallback_decides_only_where_the_engine_is_silent() {
-        let estimate = Cached { tokens: 256, source: Origin::Estimate };
+        let estimate = CachedTokens { tokens: 256, source: Origin::Estimate };
         assert_eq!(client_cached_tokens(estimate, CachedTokensFallback::Estimate), Some(256));
         assert_eq!(client_cached_tokens(estimate, CachedTokensFallback::Zero), Some(0));
         assert_eq!(client_cached_tokens(estimate, CachedTokensFallback::Omit), None);
         for source in [Origin::EnginePrefill, Origin::EngineDecode] {
             for tokens in [0, 32] {
-                let spoken = Cached { tokens, source };
+                let spoken = CachedTokens { tokens, source };
                 assert_eq!(client_cached_tokens(spoken, CachedTokensFallback::Omit), Some(tokens));
                 assert_eq!(client_cached_tokens(spoken, CachedTokensFallback::Zero), Some(tokens));
             }
@@ -380,7 +380,7 @@ mod tests {
     }
 
     fn answered(mut entry: Entry, prompt_tokens: u32, cached_tokens: Option<u32>) -> Entry {
-        entry.decode_sent(LegFacts::new(LegKind::Decode, "w", Expected::default()));
+        entry.decode_sent(LegFacts::new(LegKind::Decode, "w", Expectation::default()));
         entry.decode_reported(EngineUsage {
             prompt_tokens,
             completion_tokens: Some(4),
@@ -395,7 +395,7 @@ mod tests {
     }
 
     fn record(entries: &[Entry], outcome: &'static str) -> RequestRecord {
-        let ended = Ended {
+        let ended = RequestFacts {
             request_id: "r",
             tenant: None,
             model: "m",
@@ -426,7 +426,7 @@ mod tests {
         let one = || answered(Entry::default(), 100, Some(16));
         let untold = || {
             let mut entry = Entry::default();
-            entry.decode_sent(LegFacts::new(LegKind::Decode, "w", Expected::default()));
+            entry.decode_sent(LegFacts::new(LegKind::Decode, "w", Expectation::default()));
             entry
         };
         let record_of = |entries: &[Entry]| record(entries, "ok");

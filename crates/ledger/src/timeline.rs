@@ -17,7 +17,7 @@ use splitrail_api::text::{digit, push_number};
 
 pub use clock::{LegSpan, PromptClock, StageTime};
 pub use stage::Stage;
-pub use trace::{HandOffSpan, Lap, Pick, RequestTrace, Scored, Spans, TracedLeg};
+pub use trace::{HandOffSpan, Lap, Pick, RequestTrace, ScoredCandidate, Spans, TracedLeg};
 
 /// The times of one request.
 #[derive(Debug)]

@@ -74,8 +74,8 @@ impl Choice {
         self.fetches.get(self.index.0).copied().flatten()
     }
 
-    /// The part that the chosen candidate will not compute: the blocks that it holds or will hold, those that
-    /// it fetches, and those that it reads back.
+    /// The part that the chosen candidate will not compute: the blocks that it holds or will hold,
+    /// those that it fetches, and those that it reads back.
     pub fn available_prefix(&self, candidates: &[Candidate], query: &Query) -> AvailablePrefix {
         let fetched = self.fetch().map_or(0, |fetch| fetch.blocks);
         let chosen = &candidates[self.index];

@@ -34,7 +34,7 @@ use crate::candidate::{Candidate, Query};
 use crate::coefficients::Coefficients;
 use crate::index::WorkerIndex;
 use crate::kv_format::KvFormat;
-use crate::predicted::{Computing, CostTerms, ms};
+use crate::predicted::{ComputeTimes, CostTerms, ms};
 use crate::read_back::READ_MIN_TOKENS;
 
 /// The most sources that a decision examines for each candidate.
@@ -198,8 +198,8 @@ fn fetched(
     without: &CostTerms,
     usual: &Coefficients,
 ) -> (FetchPlan, CostTerms) {
-    let Computing { read_ms, prefill_ms, work_ms } =
-        Computing::of(candidate, query, plan.blocks, usual);
+    let ComputeTimes { read_ms, prefill_ms, work_ms } =
+        ComputeTimes::of(candidate, query, plan.blocks, usual);
     let copy_ms = copy_ms(candidate, &plan, without.extra_work_ms - work_ms);
     let with = |plan: FetchPlan| {
         let fetch_ms = (plan.ready_ms - without.wait_ms).max(0.0);

@@ -30,6 +30,6 @@ pub use kv_format::KvFormat;
 pub use load::{LoadWeights, loads};
 pub use policy::Policy;
 pub use predicted::{CostTerms, extra_work_price};
-pub use published::Published;
+pub use published::PublishedPolicy;
 pub use read_back::{AvailablePrefix, ReadPlan, read_plan};
 pub use splitrail_kv::{SplitMix64, mix};

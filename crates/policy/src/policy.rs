@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::load::LoadWeights;
-use crate::published::Published;
+use crate::published::PublishedPolicy;
 
 /// The rule that chooses a worker among the candidates.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
@@ -105,11 +105,11 @@ impl Policy {
     }
 
     /// The published policy with which this policy is identical, if there is one.
-    pub fn published(&self) -> Option<Published> {
+    pub fn published(&self) -> Option<PublishedPolicy> {
         match self {
-            Self::Dynamo {} => Some(Published::Dynamo),
-            Self::Mooncake {} => Some(Published::Mooncake),
-            Self::Llmd {} => Some(Published::Llmd),
+            Self::Dynamo {} => Some(PublishedPolicy::Dynamo),
+            Self::Mooncake {} => Some(PublishedPolicy::Mooncake),
+            Self::Llmd {} => Some(PublishedPolicy::Llmd),
             _ => None,
         }
     }

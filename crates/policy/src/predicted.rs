@@ -11,8 +11,9 @@
 //! prefill on the fleet's usual worker: a slow worker costs more time for its own request, but
 //! takes nothing from other requests, which would lose if it were idle. `fetch` is 0 unless the
 //! worker takes leading blocks from another worker; `prefill` and `work` are then those of the rest,
-//! and `copy` is the price of holding the blocks twice (`fetch.rs`). The same holds for `read`, what the worker reads back from a decode
-//! worker (`read_back.rs`). `load` is for blocks that the worker holds in slower tiers (`load.rs`).
+//! and `copy` is the price of holding the blocks twice (`fetch.rs`). The same holds for `read`, what
+//! the worker reads back from a decode worker (`read_back.rs`). `load` is for blocks that the worker
+//! holds in slower tiers (`load.rs`).
 //!
 //! **The price of extra work.** Computing on one worker what another worker holds delays all later
 //! requests. Their number follows from the load: a server that is busy for the share `rho` of its
@@ -23,10 +24,10 @@
 //! fleet the price is higher, and prompts go to the workers that hold their prefix. The maximum is
 //! 10: with a higher price, a few queued hits would keep a worker from being used at all.
 //!
-//! Costs of evictions are no term. Pricing what a prompt evicts from a worker's cache made
+//! There is no term for evictions. Pricing what a prompt evicts from a worker's cache made
 //! placement worse wherever it changed anything: with little room, blocks that are worth keeping
-//! are used soon and stay in the cache because they were used recently. A session is no term
-//! either, because its prefix is the overlap.
+//! are used soon and stay in the cache because they were used recently. There is no term for
+//! sessions, because the prefix of a session is its overlap.
 
 use serde::Serialize;
 
@@ -134,8 +135,8 @@ pub(crate) fn terms(candidate: &Candidate, query: &Query, usual: &Coefficients) 
             ..CostTerms::default()
         };
     }
-    let Computing { read_ms, prefill_ms, work_ms } =
-        Computing::of(candidate, query, candidate.held_blocks(), usual);
+    let ComputeTimes { read_ms, prefill_ms, work_ms } =
+        ComputeTimes::of(candidate, query, candidate.held_blocks(), usual);
     let (hand_off_ms, step_ms) = if query.leg == Leg::Prefill {
         (ms(costs.hand_off_seconds(query.prompt_tokens)), 0.0)
     } else {
@@ -155,14 +156,14 @@ pub(crate) fn terms(candidate: &Candidate, query: &Query, usual: &Coefficients) 
 }
 
 /// What a candidate has to do for a prompt of which it holds some leading blocks.
-pub(crate) struct Computing {
+pub(crate) struct ComputeTimes {
     pub(crate) read_ms: f64,
     pub(crate) prefill_ms: f64,
     /// The same prefill on the usual worker, and the read.
     pub(crate) work_ms: f64,
 }
 
-impl Computing {
+impl ComputeTimes {
     #[inline]
     pub(crate) fn of(
         candidate: &Candidate,

@@ -21,7 +21,7 @@ use crate::index::CandidateIndex;
 /// A published policy.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
 #[serde(rename_all = "snake_case")]
-pub enum Published {
+pub enum PublishedPolicy {
     /// A candidate drawn at random, all with the same probability.
     Random,
     /// The candidates in turn.
@@ -80,7 +80,7 @@ impl VisibleBlocks {
 
 /// The choice of a published policy.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Chosen {
+pub struct PublishedChoice {
     /// The chosen candidate.
     pub index: CandidateIndex,
     /// The number of equally good candidates. If there are several, the draw decides in policies
@@ -93,7 +93,7 @@ pub struct Chosen {
     pub costs: Vec<f64>,
 }
 
-impl Published {
+impl PublishedPolicy {
     /// All published policies, in the order in which they are listed.
     pub const ALL: [Self; 15] = [
         Self::Random,
@@ -150,7 +150,7 @@ impl Published {
     }
 
     /// Chooses among candidates, all of which may be chosen; `None` if there are none.
-    pub fn choose(self, candidates: &[Candidate], query: Query) -> Option<Chosen> {
+    pub fn choose(self, candidates: &[Candidate], query: Query) -> Option<PublishedChoice> {
         if candidates.is_empty() {
             return None;
         }
@@ -160,7 +160,12 @@ impl Published {
             Self::Random => drawn(vec![0.0; candidates.len()], query.draw),
             Self::RoundRobin => {
                 let index = CandidateIndex((query.turn % candidates.len() as u64) as usize);
-                Chosen { index, tied: 1, fetch_blocks: 0, costs: vec![0.0; candidates.len()] }
+                PublishedChoice {
+                    index,
+                    tied: 1,
+                    fetch_blocks: 0,
+                    costs: vec![0.0; candidates.len()],
+                }
             }
             Self::LeastLoaded => first(costs(&|c| c.active_tokens as f64)),
             Self::PrefixHash => hashing::choose(candidates, query),
@@ -180,22 +185,22 @@ impl Published {
     }
 }
 
-/// How many additional times [`Published::WorkAware`] counts the time of a prefill.
+/// How many additional times [`PublishedPolicy::WorkAware`] counts the time of a prefill.
 const BETA: f64 = 4.0;
 
 /// Chooses the first of the cheapest candidates.
-fn first(costs: Vec<f64>) -> Chosen {
+fn first(costs: Vec<f64>) -> PublishedChoice {
     let mut index = CandidateIndex::default();
     for i in CandidateIndex::all(costs.len()) {
         if costs[i] < costs[index] {
             index = i;
         }
     }
-    Chosen { index, tied: 1, fetch_blocks: 0, costs }
+    PublishedChoice { index, tied: 1, fetch_blocks: 0, costs }
 }
 
 /// Chooses one of the cheapest candidates by the draw.
-fn drawn(costs: Vec<f64>, draw: u64) -> Chosen {
+fn drawn(costs: Vec<f64>, draw: u64) -> PublishedChoice {
     let least = costs.iter().copied().fold(f64::INFINITY, f64::min);
     let tied = CandidateIndex::all(costs.len()).filter(|i| costs[*i] == least);
     let tied: Vec<CandidateIndex> = tied.collect();
@@ -203,7 +208,7 @@ fn drawn(costs: Vec<f64>, draw: u64) -> Chosen {
         0 => CandidateIndex::default(),
         count => tied[(draw % count as u64) as usize],
     };
-    Chosen { index, tied: tied.len(), fetch_blocks: 0, costs }
+    PublishedChoice { index, tied: tied.len(), fetch_blocks: 0, costs }
 }
 
 #[cfg(test)]

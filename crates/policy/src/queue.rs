@@ -35,9 +35,9 @@ use crate::choose::Choice;
 use crate::fetch::Source;
 use crate::index::WorkerIndex;
 use crate::load::load_seconds;
-use fair::Fair;
+use fair::TenantWork;
 
-pub use goal::Refused;
+pub use goal::RefusedItem;
 pub(crate) use plan::FETCH_LEAD_NS;
 
 /// The settings of the queue.
@@ -185,7 +185,7 @@ pub struct Queue<T> {
     next_number: u64,
     /// The credit of the oldest request, in milliseconds of prefill.
     credit_ms: f64,
-    fair: Fair,
+    fair: TenantWork,
     /// The position at which the next refresh of estimates continues.
     refreshed: usize,
 }
@@ -206,7 +206,7 @@ impl<T> Queue<T> {
             waiting: Vec::new(),
             next_number: 0,
             credit_ms: 0.0,
-            fair: Fair::default(),
+            fair: TenantWork::default(),
             refreshed: 0,
         }
     }
@@ -230,10 +230,10 @@ impl<T> Queue<T> {
         item: Item<T>,
         now_ns: u64,
         view: &mut impl View<T>,
-    ) -> Result<Ticket, Refused<T>> {
+    ) -> Result<Ticket, RefusedItem<T>> {
         if self.waiting.len() >= self.config.max_waiting {
             let retry_after_ms = self.backlog_ms(&item, view).unwrap_or(1e3);
-            return Err(Refused::full(item, retry_after_ms));
+            return Err(RefusedItem::full(item, retry_after_ms));
         }
         let mut candidates = Vec::new();
         view.candidates(&item.key, &mut candidates);
@@ -274,7 +274,7 @@ impl<T> Queue<T> {
     fn settle(&mut self) {
         if self.waiting.is_empty() {
             self.credit_ms = 0.0;
-            self.fair = Fair::default();
+            self.fair = TenantWork::default();
         }
     }
 }

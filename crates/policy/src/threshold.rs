@@ -19,7 +19,7 @@
 //! **Effect on other requests.** While a decode worker computes a prompt, each of its streams gets
 //! tokens at intervals of `max(a, b) + interference x min(a, b)`. An interval below the goal for
 //! the time between tokens (TBT) costs nothing. A longer interval uses up a budget of the worker
-//! ([`guard`]); without budget the prompt is not computed there.
+//! (`guard.rs`); without budget the prompt is not computed there.
 //!
 //! **What is learned.** The interference, and the errors of the predictions of both ways, from the
 //! times of finished requests. For a way that was not used for minutes, the estimates return to the
@@ -29,7 +29,7 @@
 //! of the time that requests wait for their first tokens. There is no other exploration.
 //!
 //! **The ratio.** Engines and shims that gate need a ratio and not a comparison. The ratio is the
-//! one above which local prefills saved most in the last minutes ([`curve`]).
+//! one above which local prefills saved most in the last minutes (`curve.rs`).
 
 mod curve;
 mod estimate;
@@ -180,7 +180,7 @@ impl Comparison {
 
 /// What has been learned so far.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Learned {
+pub struct LearnedThreshold {
     /// The share of a prompt, from 0 to 1, that a decode worker must hold to compute the rest
     /// itself. Also 1 if a local prefill is never better.
     pub threshold_ratio: f64,
@@ -228,8 +228,8 @@ impl Threshold {
         }
     }
 
-    /// Compares both ways. This changes nothing: the caller reports with [`Threshold::record_way_taken`] that a
-    /// request takes the chosen way.
+    /// Compares both ways. This changes nothing: the caller reports with
+    /// [`Threshold::record_way_taken`] that a request takes the chosen way.
     pub fn compare(&self, now_ns: u64, input: &ComparisonInput<'_>) -> Comparison {
         let mut sources = BestSources::default();
         sources.select(input.sources);
@@ -299,9 +299,9 @@ impl Threshold {
     }
 
     /// What has been learned so far.
-    pub fn learned(&self, now_ns: u64) -> Learned {
+    pub fn learned(&self, now_ns: u64) -> LearnedThreshold {
         let [_, interference] = self.local.scales(trust(now_ns, self.local_ns));
-        Learned {
+        LearnedThreshold {
             threshold_ratio: self.curve.threshold_ratio(now_ns),
             comparisons: self.curve.comparisons(now_ns),
             confidence: self.curve.confidence(now_ns),

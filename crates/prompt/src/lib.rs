@@ -67,7 +67,8 @@ impl From<TokenizeError> for PromptError {
 pub struct PromptTokens {
     /// The token ids, exactly as the engine hashes them into blocks.
     pub ids: Vec<u32>,
-    /// Whether the template wrote the time into the prompt; see [`template::Rendered::uses_clock`].
+    /// Whether the template wrote the time into the prompt; see
+    /// [`template::RenderedPrompt::uses_clock`].
     pub uses_clock: bool,
 }
 
@@ -235,7 +236,7 @@ impl PromptModel {
         &self,
         chat: ChatRequestView<'_>,
         now_unix_s: i64,
-    ) -> Result<template::Rendered, PromptError> {
+    ) -> Result<template::RenderedPrompt, PromptError> {
         match self.tokenizer.unsupported() {
             Some(reason) => Err(PromptError::Unsupported(reason)),
             None => self.render_chat(chat, now_unix_s),
@@ -250,7 +251,7 @@ impl PromptModel {
         &self,
         mut chat: ChatRequestView<'_>,
         now_unix_s: i64,
-    ) -> Result<template::Rendered, PromptError> {
+    ) -> Result<template::RenderedPrompt, PromptError> {
         let input = RenderInput::new(self, &chat, now_unix_s)?;
         let messages = std::mem::take(&mut chat.messages).into_owned();
         input.render(normalise::conversation(messages, input.format)?)
@@ -304,7 +305,7 @@ impl<'a> RenderInput<'a> {
         })
     }
 
-    fn render(&self, mut messages: Vec<Value>) -> Result<template::Rendered, PromptError> {
+    fn render(&self, mut messages: Vec<Value>) -> Result<template::RenderedPrompt, PromptError> {
         if messages.is_empty() {
             return Err(PromptError::Client("`messages` must not be empty".to_owned()));
         }

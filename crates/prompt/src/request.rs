@@ -14,8 +14,9 @@ const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh",
 /// Names that Jinja2 defines itself: template arguments with these names are dropped.
 const JINJA_GLOBALS: [&str; 6] = ["cycler", "dict", "joiner", "lipsum", "namespace", "range"];
 
-/// Fields that change a prompt in ways that the router does not reproduce.
-const ENGINE_ONLY: [(&str, &str); 4] = [
+/// Members by which the engine may change the prompt in ways that the router does not reproduce, each
+/// with a name for logs. Only their presence matters.
+pub const ENGINE_ONLY: [(&str, &str); 4] = [
     ("chat_template", "a chat template sent by the client"),
     ("truncate_prompt_tokens", "truncate_prompt_tokens"),
     ("mm_processor_kwargs", "mm_processor_kwargs"),
@@ -34,10 +35,6 @@ pub const MEMBERS: [&str; 9] = [
     "chat_template_kwargs",
     "reasoning_effort",
 ];
-
-/// Members of which only the presence matters.
-pub const PRESENCE: [&str; 4] =
-    ["chat_template", "truncate_prompt_tokens", "mm_processor_kwargs", "media_io_kwargs"];
 
 /// The fields of a chat request that determine its prompt. Other fields (`response_format`,
 /// sampling, `parallel_tool_calls`, ...) never reach the template in vLLM 0.32.

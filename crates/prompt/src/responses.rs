@@ -9,15 +9,12 @@ use super::normalise::{Unsupported, copy_options};
 pub const MEMBERS: [&str; 5] =
     ["truncation", "instructions", "input", "reasoning", "chat_template_kwargs"];
 
-/// Members whose content does not matter, but only whether they have any.
-pub const PRESENCE: [&str; 5] =
-    ["tools", "prompt", "previous_input_messages", "mm_processor_kwargs", "media_io_kwargs"];
-
 type Result<T> = std::result::Result<T, Unsupported>;
 type Fields = Map<String, Value>;
 
-/// Members by which the engine may change the prompt in ways that the router does not reproduce.
-const ENGINE_ONLY: [(&str, &str); 5] = [
+/// Members by which the engine may change the prompt in ways that the router does not reproduce, each
+/// with a name for logs. Only whether they have any content matters.
+pub const ENGINE_ONLY: [(&str, &str); 5] = [
     ("tools", "tools of a response"),
     ("prompt", "a prompt that is stored elsewhere"),
     ("previous_input_messages", "previous_input_messages"),

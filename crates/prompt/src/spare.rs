@@ -37,7 +37,7 @@ pub(super) fn text(capacity: usize) -> Vec<u8> {
     TEXT.with(|spare| spare.take(capacity))
 }
 
-/// Keeps the buffer for the thread's next prompt. To be called when the text is no longer needed.
+/// Keeps the buffer for the thread's next prompt. Call this when the text is no longer needed.
 pub(super) fn give_back_text(buffer: Vec<u8>) {
     TEXT.with(|spare| spare.give_back(buffer));
 }

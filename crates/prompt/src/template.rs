@@ -23,7 +23,7 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior, Va
 use serde_json::{Map, Value as Json};
 
 use super::{spare, watch};
-use shared::Shared;
+use shared::StepwiseJson;
 
 /// Maximum number of template steps of one render. A step takes some tens of nanoseconds, and a
 /// prompt of 2,000 messages needs about half a million.
@@ -114,7 +114,7 @@ pub struct ChatInput<'a> {
 
 /// A rendered prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rendered {
+pub struct RenderedPrompt {
     /// The prompt's text, without the tokenizer's own special tokens.
     pub text: String,
     /// Whether the template read the time: an engine that renders at another moment, or in another
@@ -178,12 +178,12 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// [`TemplateError::Raised`] if the template rejects the conversation; see the other variants.
-    pub fn render(&self, input: &ChatInput<'_>) -> Result<Rendered, TemplateError> {
+    pub fn render(&self, input: &ChatInput<'_>) -> Result<RenderedPrompt, TemplateError> {
         let template = self.environment.get_template(NAME).map_err(|error| syntax_error(&error))?;
         let context = self.context(input);
         // The capacity covers all messages and some text around them.
         let bytes = spare::text(text_bytes(input.messages) * 17 / 16 + 1024);
-        let mut out = Bounded { bytes };
+        let mut out = BoundedOutput { bytes };
         let max_bytes = rendered_max_bytes(input.bytes());
         let ((result, uses_clock), exceeded) = watch::rendering(max_bytes, || {
             clock::with_now(input.now_unix_s, || {
@@ -196,7 +196,7 @@ impl ChatTemplate {
         result.map_err(|error| render_error(&error))?;
         let text = String::from_utf8(out.bytes)
             .map_err(|_| TemplateError::Render { line: 0, kind: "not UTF-8".to_owned() })?;
-        Ok(Rendered { text, uses_clock })
+        Ok(RenderedPrompt { text, uses_clock })
     }
 
     fn context(&self, input: &ChatInput<'_>) -> Value {
@@ -225,7 +225,7 @@ impl ChatInput<'_> {
     }
 }
 
-impl Rendered {
+impl RenderedPrompt {
     /// Keeps the text's buffer for the thread's next prompt. To be called when the text is no
     /// longer needed.
     pub fn give_back(self) {
@@ -261,7 +261,7 @@ fn members_bytes(fields: &Map<String, Json>) -> usize {
 }
 
 fn from_json(value: &Json) -> Value {
-    Value::from(Serde(Shared(value)))
+    Value::from(Serde(StepwiseJson(value)))
 }
 
 fn syntax() -> Result<SyntaxConfig, Error> {
@@ -271,7 +271,7 @@ fn syntax() -> Result<SyntaxConfig, Error> {
 /// A failure raised by `raise_exception`, as the source of an error.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-struct Raised(String);
+struct RaisedException(String);
 
 fn environment(syntax: SyntaxConfig) -> Environment<'static> {
     let mut env = Environment::new();
@@ -298,7 +298,8 @@ fn environment(syntax: SyntaxConfig) -> Environment<'static> {
     env.remove_filter("pprint");
     env.add_function("raise_exception", |message: Value| -> Result<Value, Error> {
         let message: String = message.to_string().chars().take(MAX_RAISED_CHARS).collect();
-        Err(Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(Raised(message)))
+        Err(Error::new(ErrorKind::InvalidOperation, "raise_exception")
+            .with_source(RaisedException(message)))
     });
     env.add_function("strftime_now", clock::strftime_now);
     env.add_filter(split_concat::TEXT, split_concat::text);
@@ -330,7 +331,7 @@ fn syntax_error(error: &Error) -> TemplateError {
 fn render_error(error: &Error) -> TemplateError {
     let mut source: Option<&(dyn std::error::Error + 'static)> = error.source();
     while let Some(inner) = source {
-        if let Some(Raised(message)) = inner.downcast_ref() {
+        if let Some(RaisedException(message)) = inner.downcast_ref() {
             return TemplateError::Raised(message.clone());
         }
         source = inner.source();
@@ -342,11 +343,11 @@ fn render_error(error: &Error) -> TemplateError {
 }
 
 /// Collects output up to the bound of the render on this thread.
-struct Bounded {
+struct BoundedOutput {
     bytes: Vec<u8>,
 }
 
-impl std::io::Write for Bounded {
+impl std::io::Write for BoundedOutput {
     fn write(&mut self, data: &[u8]) -> std::io::Result<usize> {
         if !watch::render_has_room(self.bytes.len() + data.len()) {
             return Err(std::io::ErrorKind::WriteZero.into());

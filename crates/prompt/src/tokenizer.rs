@@ -30,12 +30,12 @@ use tokenizers::AddedToken;
 
 use super::template::SpecialTokens;
 use crate::memory;
-use fast::{Example, Fast};
+use fast::{Example, FastTokenizer};
 use file::File;
 use files::Files;
 pub use load_error::LoadError;
 use rebuild::{Family, Finish};
-use select::Selected;
+use select::TokenizerUse;
 use special::{Sources, Tokens};
 
 const REFUSAL: &str = "the engine's tokenizer class for this model is not reproduced";
@@ -68,7 +68,7 @@ enum Library {
     /// The library that engines run.
     Reference(Box<tokenizers::Tokenizer>),
     /// A faster library whose ids were compared with the reference.
-    Fast(Box<Fast>),
+    Fast(Box<FastTokenizer>),
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -122,7 +122,7 @@ impl Tokenizer {
         notes.extend(plan.note.clone());
         let splits_special = files.config.get("split_special_tokens") == Some(&Value::Bool(true));
         let build = || plan.build(text, splits_special).map_err(|error| located(error.to_string()));
-        let Built { tokenizer, described, grown, added } = build()?;
+        let BuiltTokenizer { tokenizer, described, grown, added } = build()?;
         if grown > 0 && plan.family.is_none() {
             notes.push(format!(
                 "{grown} tokens of the configuration were missing in tokenizer.json and were added"
@@ -268,7 +268,7 @@ fn choose(
     };
     drop(reference);
     let file = File::read(text).map_err(|error| error.to_string());
-    match file.and_then(|file| Fast::prove(&file, &example)) {
+    match file.and_then(|file| FastTokenizer::prove(&file, &example)) {
         Ok(fast) => Ok(Library::Fast(Box::new(fast))),
         Err(why) => {
             slowly(&why);
@@ -289,7 +289,7 @@ struct Plan {
 }
 
 /// A reference tokenizer, and how it was built.
-struct Built {
+struct BuiltTokenizer {
     tokenizer: tokenizers::Tokenizer,
     /// The description of a BPE tokenizer; see [`reference::build`].
     described: Option<Value>,
@@ -325,9 +325,9 @@ impl Plan {
             }),
         };
         let family = match selected {
-            Selected::AsIs => return as_is(None),
-            Selected::Unknown(what) => return as_is(Some(what)),
-            Selected::Rebuilt(family) => family,
+            TokenizerUse::AsIs => return as_is(None),
+            TokenizerUse::Unknown(what) => return as_is(Some(what)),
+            TokenizerUse::Rebuilt(family) => family,
         };
         let tokens = read(Some(family));
         let rebuilt = family.rebuild(file, &files.config, tokens.unknown()).and_then(|rebuilt| {
@@ -357,7 +357,7 @@ impl Plan {
     }
 
     /// Builds the reference tokenizer from a `tokenizer.json`.
-    fn build(&self, text: &[u8], splits_special: bool) -> tokenizers::Result<Built> {
+    fn build(&self, text: &[u8], splits_special: bool) -> tokenizers::Result<BuiltTokenizer> {
         let (mut tokenizer, described) = reference::build(text)?;
         // A file may contain truncation and padding of its training run; engines switch both off.
         tokenizer.with_truncation(None)?;
@@ -366,7 +366,7 @@ impl Plan {
         let size = tokenizer.get_vocab_size(true);
         let added = self.add_tokens(&mut tokenizer);
         let grown = tokenizer.get_vocab_size(true) - size;
-        Ok(Built { tokenizer, described, grown, added })
+        Ok(BuiltTokenizer { tokenizer, described, grown, added })
     }
 
     /// Adds the configured tokens and returns them.

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 
 use splitrail_policy::learn::BusyShare;
 use splitrail_policy::threshold::{
-    ComparisonInput, DEFAULT_THRESHOLD_RATIO, Learned, PredictedWay, Threshold, ThresholdConfig,
+    ComparisonInput, DEFAULT_THRESHOLD_RATIO, LearnedThreshold, PredictedWay, Threshold,
+    ThresholdConfig,
 };
 use splitrail_policy::{Candidate, Coefficients, mix};
 use splitrail_sim::cluster::{Cluster, Decision, Peer, Router};
@@ -68,7 +69,7 @@ impl<R: PrefillView> AutoRouter<R> {
     }
 
     /// What has been learned.
-    pub fn learned(&self, now_ns: u64) -> Learned {
+    pub fn learned(&self, now_ns: u64) -> LearnedThreshold {
         self.threshold.learned(now_ns)
     }
 

@@ -1,6 +1,6 @@
 //! Adapts a policy to the cluster's router interface.
 
-use splitrail_policy::published::{Published, VisibleBlocks};
+use splitrail_policy::published::{PublishedPolicy, VisibleBlocks};
 use splitrail_policy::{
     Candidate, CandidateIndex, Coefficients, FetchPlan, Policy, Source, SplitMix64, pick,
 };
@@ -14,7 +14,7 @@ use crate::fetches::FetchBounds;
 #[derive(Clone, Debug, PartialEq)]
 pub enum Chooser {
     /// A policy that others have published.
-    Published(Published),
+    Published(PublishedPolicy),
     /// A policy of a configuration, decided by the router's own code.
     Configured(Policy),
 }
@@ -39,10 +39,9 @@ impl Chooser {
 
 /// A decision of a policy.
 #[derive(Clone, Copy, Debug, Default)]
-struct Last {
+struct ChosenWorker {
     index: CandidateIndex,
-    /// Number of leading blocks that the worker fetches without any link, as a published policy
-    /// wishes.
+    /// Number of leading blocks that a published policy has the worker fetch without any link.
     fetch_blocks: u32,
     /// The fetch over the links.
     plan: Option<FetchPlan>,
@@ -65,7 +64,7 @@ pub struct PolicyRouter {
     candidates: Vec<Candidate>,
     sources: Vec<Source>,
     /// The last decision.
-    last: Last,
+    last: ChosenWorker,
 }
 
 impl PolicyRouter {
@@ -82,7 +81,7 @@ impl PolicyRouter {
             fetches: None,
             candidates: Vec::new(),
             sources: Vec::new(),
-            last: Last::default(),
+            last: ChosenWorker::default(),
         }
     }
 
@@ -99,23 +98,23 @@ impl PolicyRouter {
         self
     }
 
-    fn choose(&mut self, cluster: &Cluster<'_>, request: usize) -> Last {
+    fn choose(&mut self, cluster: &Cluster<'_>, request: usize) -> ChosenWorker {
         let mut draws = self.draws.clone();
         let query = Feed::query(cluster, request, self.turn, draws.next_u64());
         match &self.chooser {
             Chooser::Published(policy) => {
                 let Some(chosen) = policy.choose(&self.candidates, query) else {
-                    return Last::default();
+                    return ChosenWorker::default();
                 };
                 if chosen.tied > 1 {
                     self.draws = draws;
                 }
-                Last { index: chosen.index, fetch_blocks: chosen.fetch_blocks, plan: None }
+                ChosenWorker { index: chosen.index, fetch_blocks: chosen.fetch_blocks, plan: None }
             }
             Chooser::Configured(policy) => {
                 self.draws = draws;
                 let choice = pick(policy, &self.candidates, &self.sources, query);
-                choice.map_or(Last::default(), |choice| Last {
+                choice.map_or(ChosenWorker::default(), |choice| ChosenWorker {
                     index: choice.index,
                     fetch_blocks: 0,
                     plan: choice.fetch(),
@@ -172,7 +171,7 @@ impl Router for PolicyRouter {
         feed.sources(cluster, request, &mut sources);
         (self.candidates, self.sources) = (candidates, sources);
         self.last = self.choose(cluster, request);
-        let Last { index, fetch_blocks, plan } = self.last;
+        let ChosenWorker { index, fetch_blocks, plan } = self.last;
         let candidate = &self.candidates[index];
         if fetch_blocks == 0 {
             let worker = candidate.worker.place();
@@ -191,7 +190,7 @@ impl Router for PolicyRouter {
             return;
         }
         self.turn += 1;
-        let Last { index, fetch_blocks, plan } = self.last;
+        let ChosenWorker { index, fetch_blocks, plan } = self.last;
         let candidate = self.candidates[index];
         let fetch_blocks = plan.map_or(fetch_blocks, |plan| plan.blocks);
         self.feed(cluster).placed(cluster, request, &candidate, fetch_blocks);

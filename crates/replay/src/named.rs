@@ -1,6 +1,6 @@
 //! The policies that a replay can be given by name.
 
-use splitrail_policy::{Policy, Published};
+use splitrail_policy::{Policy, PublishedPolicy};
 use splitrail_sim::cluster::Pool;
 
 /// A policy and its name in reports.
@@ -16,7 +16,7 @@ pub struct NamedPolicy {
 #[derive(Clone, Debug, PartialEq)]
 pub enum ReplayPolicy {
     /// A policy that others have published.
-    Published(Published),
+    Published(PublishedPolicy),
     /// A policy of a configuration.
     Configured(Policy),
     /// A policy of a configuration behind the router's queue.
@@ -75,7 +75,7 @@ impl NamedPolicy {
             "pooled_lru" => ReplayPolicy::Pooled(Pool::SharedLru),
             "pooled_belady" => ReplayPolicy::Pooled(Pool::SharedClairvoyant),
             "pooled_sjf" => ReplayPolicy::Pooled(Pool::SharedShortestFirst),
-            _ => ReplayPolicy::Published(Published::named(name)?),
+            _ => ReplayPolicy::Published(PublishedPolicy::named(name)?),
         };
         Some(Self { name: name.to_owned(), kind })
     }
@@ -100,7 +100,7 @@ impl NamedPolicy {
             "pooled_belady",
             "pooled_sjf",
         ];
-        Published::ALL.iter().map(|policy| policy.name()).chain(references).collect()
+        PublishedPolicy::ALL.iter().map(|policy| policy.name()).chain(references).collect()
     }
 }
 

@@ -19,7 +19,7 @@ const ONCE: f64 = 0.3;
 
 /// The state of a worker after everything that was sent to it.
 #[derive(Debug)]
-struct Projected {
+struct ProjectedState {
     cache: Lru,
     free_ns: u64,
     inserts: Vec<u32>,
@@ -33,7 +33,7 @@ pub struct OracleRouter {
     look_ahead: bool,
     fetch: bool,
     local_threshold: Option<f64>,
-    projected: Vec<Projected>,
+    projected: Vec<ProjectedState>,
     /// By block: number of projected caches that hold it.
     holders: Vec<u32>,
     /// By request: when it will start, and with how many hits.
@@ -62,7 +62,7 @@ impl OracleRouter {
         }
         let blocks = cluster.workload().distinct_blocks();
         let capacity = cluster.config().prefill_cache_blocks;
-        self.projected.extend((0..cluster.prefill_workers()).map(|_| Projected {
+        self.projected.extend((0..cluster.prefill_workers()).map(|_| ProjectedState {
             cache: Lru::new(blocks, capacity),
             free_ns: 0,
             inserts: vec![0; blocks as usize],
@@ -130,7 +130,7 @@ impl OracleRouter {
     fn pushed_out_ns(&self, cluster: &Cluster<'_>, worker: usize, request: usize) -> f64 {
         let blocks = cluster.workload().blocks(request);
         let (cost, now_ns) = (&cluster.config().cost, cluster.now_ns());
-        let Projected { cache, inserts, touched_ns, .. } = &self.projected[worker];
+        let ProjectedState { cache, inserts, touched_ns, .. } = &self.projected[worker];
         let taken = &blocks[..blocks.len().min(cache.capacity())];
         let new = taken.iter().filter(|block| !cache.holds(**block)).count();
         let surplus = (cache.len() + new).saturating_sub(cache.capacity());
@@ -149,7 +149,7 @@ impl OracleRouter {
     fn project(&mut self, cluster: &Cluster<'_>, request: usize, placement: Placement) {
         let workload = cluster.workload();
         let blocks = workload.blocks(request);
-        let Projected { cache, free_ns, inserts, touched_ns } =
+        let ProjectedState { cache, free_ns, inserts, touched_ns } =
             &mut self.projected[placement.worker];
         let start_ns = (*free_ns).max(cluster.now_ns()).max(placement.fetch_ready_ns);
         let held = cache.leading(blocks);

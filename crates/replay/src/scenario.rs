@@ -2,7 +2,7 @@
 
 use splitrail_policy::queue::QueueConfig;
 use splitrail_policy::threshold::ThresholdConfig;
-use splitrail_policy::{Coefficients, Published};
+use splitrail_policy::{Coefficients, PublishedPolicy};
 use splitrail_sim::cluster::{
     self, Cluster, ClusterConfig, CostModel, Decision, Pool, Router, SimulationResult, Workload,
 };
@@ -157,7 +157,8 @@ impl Scenario {
             // If iterations mix requests, no projection is exact: uses the most similar policy that
             // needs none.
             ReplayPolicy::Oracle { fetch, .. } if self.cluster.budget_tokens.is_some() => {
-                let near = if *fetch { Published::MooncakeFetch } else { Published::Mooncake };
+                let near =
+                    if *fetch { PublishedPolicy::MooncakeFetch } else { PublishedPolicy::Mooncake };
                 serve(&self.cluster, Chooser::Published(near))
             }
             ReplayPolicy::Oracle { look_ahead, fetch } => {

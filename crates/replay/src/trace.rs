@@ -37,7 +37,7 @@ const BLOCK_TOKENS: u32 = 512;
 
 /// What to read of a trace.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Select<'a> {
+pub struct TraceSelection<'a> {
     /// Tokens per block; by default from the lines, or 512.
     pub block_tokens: Option<u32>,
     /// Reads only this model's requests, if lines name the model.
@@ -66,7 +66,7 @@ struct Decision {
 /// # Errors
 /// The file cannot be read, a line is not a request or has blocks of another size, or there are no
 /// requests.
-pub fn read(mut input: impl BufRead, select: Select<'_>) -> Result<Workload, TraceError> {
+pub fn read(mut input: impl BufRead, select: TraceSelection<'_>) -> Result<Workload, TraceError> {
     let mut gathered: Option<(u32, WorkloadBuilder)> = None;
     let (mut text, mut line, mut requests) = (Vec::new(), 0, 0);
     loop {
@@ -126,13 +126,14 @@ mod tests {
     fn malformed_lines_are_reported_with_their_number() {
         let text =
             "{\"timestamp\": 3, \"input_length\": 0, \"output_length\": 7, \"hash_ids\": [9]}\n\n";
-        let trace = read(text.as_bytes(), Select::default()).expect("a trace");
+        let trace = read(text.as_bytes(), TraceSelection::default()).expect("a trace");
         let request = trace.requests()[0];
         assert_eq!((request.input_tokens, request.output_tokens, request.blocks), (1, 7, 1));
         let bad = format!("{text}{{\"timestamp\": 3}}\n");
-        let error = read(bad.as_bytes(), Select::default()).expect_err("no request").to_string();
+        let error =
+            read(bad.as_bytes(), TraceSelection::default()).expect_err("no request").to_string();
         assert!(error.starts_with("line 3: missing field"), "{error}");
-        assert!(matches!(read(&b"\n"[..], Select::default()), Err(TraceError::Empty)));
+        assert!(matches!(read(&b"\n"[..], TraceSelection::default()), Err(TraceError::Empty)));
     }
 
     fn recorded(model: &str, block_size: u32) -> String {
@@ -146,9 +147,10 @@ mod tests {
     #[test]
     fn blocks_of_another_size_are_refused_unless_another_model_is_selected() {
         let text = recorded("a", 16) + &recorded("b", 32);
-        let error = read(text.as_bytes(), Select::default()).expect_err("two sizes").to_string();
+        let error =
+            read(text.as_bytes(), TraceSelection::default()).expect_err("two sizes").to_string();
         assert!(error.contains("32 tokens after blocks of 16"), "{error}");
-        let select = Select { model: Some("b"), ..Select::default() };
+        let select = TraceSelection { model: Some("b"), ..TraceSelection::default() };
         let trace = read(text.as_bytes(), select).expect("a trace");
         assert_eq!((trace.requests().len(), trace.block_tokens()), (1, 32));
     }

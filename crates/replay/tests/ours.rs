@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use splitrail_policy::{Coefficients, mix};
-use splitrail_replay::trace::{Select, read};
+use splitrail_replay::trace::{TraceSelection, read};
 use splitrail_replay::{Entry, FetchBounds, NamedPolicy, PolicyReport, Scenario, coefficients};
 use splitrail_sim::cluster::{RequestResult, SimulationResult, Workload};
 
@@ -40,7 +40,7 @@ fn conversations(requests: usize) -> Workload {
         )
     };
     let lines: String = turns.iter().map(line).collect();
-    read(lines.as_bytes(), Select::default()).unwrap()
+    read(lines.as_bytes(), TraceSelection::default()).unwrap()
 }
 
 /// As fast as keeps prefill workers busy, most of whose work hits spare.

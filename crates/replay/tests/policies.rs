@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
-use splitrail_replay::trace::{Select, read};
+use splitrail_replay::trace::{TraceSelection, read};
 use splitrail_replay::{Entry, FetchBounds, Model, NamedPolicy, PolicyReport, Scenario};
 use splitrail_sim::cluster::{InsertAt, Workload};
 
@@ -22,7 +22,7 @@ fn workload(turns: &[(u64, u64, u32)]) -> Workload {
              \"hash_ids\": {blocks:?}}}\n"
         );
     }
-    read(lines.as_bytes(), Select::default()).unwrap()
+    read(lines.as_bytes(), TraceSelection::default()).unwrap()
 }
 
 fn turns() -> impl Strategy<Value = Vec<(u64, u64, u32)>> {

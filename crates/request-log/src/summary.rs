@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use splitrail_api::name::Name;
 use splitrail_api::request::Options;
-use splitrail_ledger::close::Used;
+use splitrail_ledger::close::UsedTokens;
 
 use crate::identity::Identity;
 
@@ -50,7 +50,7 @@ pub struct Summary<'r> {
     /// The number of attempts of all prompts.
     pub attempts: u32,
     /// The tokens of the request, as in the ledger.
-    pub used: Used,
+    pub used: UsedTokens,
     /// Time in the router's queue, over all prompts.
     pub queue: Option<Duration>,
     /// Time in prefill legs, over all prompts.
@@ -86,7 +86,7 @@ impl<'r> Summary<'r> {
             peer_fetch: None,
             prompts: 0,
             attempts: 0,
-            used: Used::default(),
+            used: UsedTokens::default(),
             queue: None,
             prefill: None,
             hand_off: None,

@@ -53,7 +53,7 @@ impl Traces {
     /// Takes a request that has ended. Its spans are dropped if too many wait already.
     pub fn submit(&self, trace: &RequestTrace, spans: &Spans, summary: &Summary<'_>) {
         if let Some(export) = &self.export {
-            export.submit(&spans::Ended { trace, spans, summary });
+            export.submit(&spans::EndedTrace { trace, spans, summary });
         }
     }
 

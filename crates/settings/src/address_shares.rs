@@ -24,11 +24,11 @@ pub fn client_prefix(address: IpAddr) -> IpAddr {
 /// look-up alone, and a place is taken at most once for each connection or request.
 #[derive(Debug, Default)]
 pub struct AddressShares {
-    held: Mutex<Held>,
+    held: Mutex<HeldPlaces>,
 }
 
 #[derive(Debug, Default)]
-struct Held {
+struct HeldPlaces {
     /// Addresses that hold no place are removed.
     by_address: HashMap<IpAddr, usize>,
     total: usize,
@@ -57,7 +57,7 @@ impl AddressShares {
     }
 
     /// A panic while the lock was held cannot leave the numbers half-changed.
-    fn held(&self) -> MutexGuard<'_, Held> {
+    fn held(&self) -> MutexGuard<'_, HeldPlaces> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -12,14 +12,14 @@ use crate::tree::{Node, Value};
 use crate::words::{FileProfile, join, place_name, shown, suggest};
 
 /// Reports whatever `schema` does not allow in the tree under `root`.
-pub(crate) fn check(root: &Node, schema: &Json, dialect: &FileProfile, report: &mut ProblemReport) {
-    Checker { schema, dialect, report }.any(root, schema, "");
+pub(crate) fn check(root: &Node, schema: &Json, profile: &FileProfile, report: &mut ProblemReport) {
+    Checker { schema, profile, report }.any(root, schema, "");
 }
 
 struct Checker<'c> {
     /// The whole schema, for references into it.
     schema: &'c Json,
-    dialect: &'c FileProfile,
+    profile: &'c FileProfile,
     report: &'c mut ProblemReport,
 }
 
@@ -84,7 +84,7 @@ impl<'c> Checker<'c> {
 
     fn unknown_key(&mut self, at: Place, key: &str, properties: &Map<String, Json>, path: &str) {
         let known: Vec<&str> = properties.keys().map(String::as_str).collect();
-        if self.dialect.is_secret(path) {
+        if self.profile.is_secret(path) {
             // The secret itself may have been written as a key.
             let message = format!("{} has an unknown key", place_name(path));
             self.report.error(at, message, suggest("", &known, "known here"));
@@ -114,13 +114,13 @@ impl<'c> Checker<'c> {
         let kinds: Vec<&str> = options.iter().filter_map(|option| kind(option)).collect();
         let example = format!("write it as `{{ kind: {}, ... }}`", kinds.join(" | "));
         if !matches!(node.value, Value::Map(_)) {
-            let message = match self.dialect.is_secret(path) {
+            let message = match self.profile.is_secret(path) {
                 true => format!("{} is a reference, never the secret itself", place_name(path)),
                 false => {
                     format!(
                         "{} must be a mapping, not {}",
                         place_name(path),
-                        self.dialect.found(node, path)
+                        self.profile.found(node, path)
                     )
                 }
             };
@@ -139,7 +139,7 @@ impl<'c> Checker<'c> {
             (None, _) => {
                 let path = join(path, "kind");
                 let message =
-                    format!("`{path}` must be a text, not {}", self.dialect.found(tag, &path));
+                    format!("`{path}` must be a text, not {}", self.profile.found(tag, &path));
                 self.report.error(tag.at, message, format!("one of: {}", kinds.join(", ")));
             }
         }
@@ -157,7 +157,7 @@ impl<'c> Checker<'c> {
     /// `part` is `kind` if the value is the tag of the mapping at `path`.
     fn unknown_value(&mut self, node: &Node, text: &str, allowed: &[&str], path: &str, part: &str) {
         let name = if part.is_empty() { path.to_owned() } else { join(path, part) };
-        if self.dialect.is_secret(path) {
+        if self.profile.is_secret(path) {
             let message = format!("`{name}` has an unknown value");
             self.report.error(node.at, message, format!("one of: {}", allowed.join(", ")));
         } else {

@@ -19,8 +19,8 @@ pub(crate) const FILE_MAX_BYTES: usize = 4 << 20;
 ///
 /// # Errors
 /// The file cannot be read, is too large or is not UTF-8.
-pub fn read(path: &Path, name: &str, dialect: &FileProfile) -> Result<String, Problems> {
-    read_from(File::open(path), name, dialect)
+pub fn read(path: &Path, name: &str, profile: &FileProfile) -> Result<String, Problems> {
+    read_from(File::open(path), name, profile)
 }
 
 /// Like [`read`], from a source that is open already, such as standard input.
@@ -30,7 +30,7 @@ pub fn read(path: &Path, name: &str, dialect: &FileProfile) -> Result<String, Pr
 pub fn read_from(
     source: io::Result<impl Read>,
     name: &str,
-    dialect: &FileProfile,
+    profile: &FileProfile,
 ) -> Result<String, Problems> {
     let mut report = ProblemReport::new(name);
     let mut bytes = Vec::new();
@@ -42,7 +42,7 @@ pub fn read_from(
         return Err(report.into_problems().of_unreadable_file());
     }
     if bytes.len() > FILE_MAX_BYTES {
-        too_large(&mut report, dialect);
+        too_large(&mut report, profile);
         return Err(report.into_problems());
     }
     String::from_utf8(bytes).map_err(|error| {
@@ -63,7 +63,7 @@ pub fn folder(path: &Path) -> &Path {
 
 /// A file without mistakes.
 #[derive(Clone, Debug)]
-pub struct Checked<T> {
+pub struct CheckedFile<T> {
     /// The typed configuration.
     pub value: T,
     /// Settings that are allowed but perhaps not intended; sorted by place.
@@ -74,7 +74,7 @@ pub struct Checked<T> {
 
 /// Checks the text of a file called `name` against `schema` and then `rules`, and converts it to a
 /// value. Variables that the text names are read from the environment of the process, if the
-/// dialect allows them. The rules may write short forms out in the tree.
+/// profile allows them. The rules may write short forms out in the tree.
 ///
 /// # Errors
 /// Every mistake of the text, with its place.
@@ -82,11 +82,11 @@ pub fn parse<T: DeserializeOwned>(
     name: &str,
     text: &str,
     schema: &Json,
-    dialect: &FileProfile,
+    profile: &FileProfile,
     rules: impl FnOnce(&mut Node, &mut ProblemReport),
-) -> Result<Checked<T>, Problems> {
+) -> Result<CheckedFile<T>, Problems> {
     let environment = |name: &str| std::env::var(name);
-    parse_with(&environment, name, text, schema, dialect, rules)
+    parse_with(&environment, name, text, schema, profile, rules)
 }
 
 /// Like [`parse`], in another environment.
@@ -95,31 +95,31 @@ pub(crate) fn parse_with<T: DeserializeOwned>(
     name: &str,
     text: &str,
     schema: &Json,
-    dialect: &FileProfile,
+    profile: &FileProfile,
     rules: impl FnOnce(&mut Node, &mut ProblemReport),
-) -> Result<Checked<T>, Problems> {
+) -> Result<CheckedFile<T>, Problems> {
     let mut report = ProblemReport::new(name);
     if text.len() > FILE_MAX_BYTES {
-        too_large(&mut report, dialect);
+        too_large(&mut report, profile);
         return Err(report.into_problems());
     }
-    let Some(mut root) = tree::read(text, dialect, &mut report) else {
+    let Some(mut root) = tree::read(text, profile, &mut report) else {
         return Err(report.into_problems());
     };
-    let old_names = renames::apply(&mut root, dialect, &mut report);
-    if dialect.variables {
-        variables::fill(&mut root, schema, environment, dialect, &mut report);
+    let old_names = renames::apply(&mut root, profile, &mut report);
+    if profile.variables {
+        variables::fill(&mut root, schema, environment, profile, &mut report);
     } else {
-        literal_variables(&root, "", dialect, &mut report);
+        literal_variables(&root, "", profile, &mut report);
     }
-    check::check(&root, schema, dialect, &mut report);
+    check::check(&root, schema, profile, &mut report);
     rules(&mut root, &mut report);
     old_names.warn(&mut report);
     if report.has_errors() {
         return Err(report.into_problems());
     }
     match serde_json::from_value(root.to_json()) {
-        Ok(value) => Ok(Checked { value, warnings: report.into_warnings(), root }),
+        Ok(value) => Ok(CheckedFile { value, warnings: report.into_warnings(), root }),
         Err(error) => {
             let hint = "this mistake should have been found with its place: please report it";
             report.error(root.at, format!("the configuration is not valid: {error}"), hint);
@@ -130,9 +130,9 @@ pub(crate) fn parse_with<T: DeserializeOwned>(
 
 /// Warns of texts that look as if they were to be filled from the environment, in a file in which
 /// nothing is.
-fn literal_variables(node: &Node, path: &str, dialect: &FileProfile, report: &mut ProblemReport) {
+fn literal_variables(node: &Node, path: &str, profile: &FileProfile, report: &mut ProblemReport) {
     match &node.value {
-        tree::Value::Str(text) if !dialect.is_secret(path) => {
+        tree::Value::Str(text) if !profile.is_secret(path) => {
             let Some(variable) = variables::first(text) else { return };
             let variable = shown(variable);
             let message = format!("{} has `{variable}`, which is taken as it is", place_name(path));
@@ -141,19 +141,19 @@ fn literal_variables(node: &Node, path: &str, dialect: &FileProfile, report: &mu
         }
         tree::Value::Seq(items) => {
             for (index, item) in items.iter().enumerate() {
-                literal_variables(item, &format!("{path}[{index}]"), dialect, report);
+                literal_variables(item, &format!("{path}[{index}]"), profile, report);
             }
         }
         tree::Value::Map(entries) => {
             for entry in entries {
-                literal_variables(&entry.value, &join(path, &entry.key), dialect, report);
+                literal_variables(&entry.value, &join(path, &entry.key), profile, report);
             }
         }
         _ => {}
     }
 }
 
-fn too_large(report: &mut ProblemReport, dialect: &FileProfile) {
+fn too_large(report: &mut ProblemReport, profile: &FileProfile) {
     let message = format!("the file is larger than {FILE_MAX_BYTES} bytes");
-    report.error(Place::START, message, dialect.too_large);
+    report.error(Place::START, message, profile.too_large);
 }

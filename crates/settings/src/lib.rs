@@ -3,10 +3,11 @@
 //! divided among the addresses of clients ([`address_shares`]).
 //!
 //! A file is parsed into a tree that knows the line and column of every value ([`tree`]). Its values
-//! are filled from the environment where they name variables ([`variables`]). The tree is checked against the JSON Schema of a program's typed configuration and against the program's
-//! own rules; all mistakes are reported. Only a tree without mistakes is converted to the typed
-//! configuration ([`file::parse`]). What differs between the files of the two programs is described
-//! by [`Dialect`].
+//! are filled from the environment where they name variables ([`variables`]). The tree is checked
+//! against the JSON Schema of a program's typed configuration and against the program's own rules;
+//! all mistakes are reported. Only a tree without mistakes is converted to the typed configuration
+//! ([`file::parse`]). What differs between the files of the two programs is described by
+//! [`FileProfile`].
 
 pub mod address_shares;
 mod check;

@@ -19,8 +19,8 @@ mod request;
 
 use queue::LineWriter;
 pub use queue::{CountLines, LineQueue, LineResult, queue_lines, write_line};
+use request::FormatWithIds;
 pub use request::RequestIds;
-use request::WithIds;
 
 /// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -85,13 +85,16 @@ pub fn init(format: LogFormat, directives: &[&str]) {
         LogFormat::Text => {
             // The format knows of colours itself, because a line with ids is formatted apart.
             let colours = has_colours(&std::io::stderr());
-            let with_ids =
-                |format: Format| WithIds { format: format.with_ansi(colours), is_json: false };
+            let with_ids = |format: Format| FormatWithIds {
+                format: format.with_ansi(colours),
+                is_json: false,
+            };
             builder.map_event_format(with_ids).try_init()
         }
-        LogFormat::Json => {
-            builder.json().map_event_format(|format| WithIds { format, is_json: true }).try_init()
-        }
+        LogFormat::Json => builder
+            .json()
+            .map_event_format(|format| FormatWithIds { format, is_json: true })
+            .try_init(),
     };
     std::panic::set_hook(Box::new(log_panic));
     if let Some(problem) = ignored {

@@ -23,11 +23,11 @@ impl OldNames {
 /// under both names is an error; the value under the old name is then dropped.
 pub(crate) fn apply(
     root: &mut Node,
-    dialect: &FileProfile,
+    profile: &FileProfile,
     report: &mut ProblemReport,
 ) -> OldNames {
     let mut renamer = Renamer { report, found: Vec::new() };
-    let rows: Vec<Row> = dialect.renamed_keys.iter().map(|(old, new)| Row::new(old, new)).collect();
+    let rows: Vec<Row> = profile.renamed_keys.iter().map(|(old, new)| Row::new(old, new)).collect();
     renamer.node(root, "", &rows);
     OldNames(renamer.found)
 }

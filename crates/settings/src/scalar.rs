@@ -80,7 +80,7 @@ pub enum BadDuration {
 /// Parses numbers with units, largest first: `250ms`, `30s`, `1m30s`, `2h`.
 ///
 /// # Errors
-/// The text has another form, or is a duration of more than [`DURATION_MAX`].
+/// The text has another form, or is a duration of more than `DURATION_MAX`.
 pub fn parse_duration(text: &str) -> Result<Duration, BadDuration> {
     let mut rest = text;
     let mut units = UNITS.iter();

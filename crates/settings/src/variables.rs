@@ -33,10 +33,10 @@ pub(crate) fn fill(
     root: &mut Node,
     schema: &Json,
     environment: Lookup<'_>,
-    dialect: &FileProfile,
+    profile: &FileProfile,
     report: &mut ProblemReport,
 ) {
-    let mut filler = Filler { schema, environment, dialect, report, bytes_left: FILE_MAX_BYTES };
+    let mut filler = Filler { schema, environment, profile, report, bytes_left: FILE_MAX_BYTES };
     filler.node(root, &alternatives(schema, follow(schema, schema)).0, "");
 }
 
@@ -139,7 +139,7 @@ struct Filler<'f> {
     /// The whole schema, for references into it.
     schema: &'f Json,
     environment: Lookup<'f>,
-    dialect: &'f FileProfile,
+    profile: &'f FileProfile,
     report: &'f mut ProblemReport,
     /// How many bytes the values of variables may still add.
     bytes_left: usize,
@@ -300,7 +300,7 @@ impl<'f> Filler<'f> {
 
     /// Warns of a text such as `$HOME`, which a shell would fill.
     fn warn_of_bare_name(&mut self, at: Place, text: &str, path: &str) {
-        if self.dialect.is_secret(path) || text.contains("$$") {
+        if self.profile.is_secret(path) || text.contains("$$") {
             return;
         }
         let names = text.match_indices('$').map(|(start, _)| {

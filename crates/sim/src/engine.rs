@@ -43,16 +43,16 @@ pub(crate) struct Engine {
 }
 
 /// A decode engine's leg that waits for a prefill leg.
-struct Registered<'a>(&'a AtomicUsize);
+struct RegisteredLeg<'a>(&'a AtomicUsize);
 
-impl<'a> Registered<'a> {
+impl<'a> RegisteredLeg<'a> {
     fn new(count: &'a AtomicUsize) -> Self {
         count.fetch_add(1, Relaxed);
         Self(count)
     }
 }
 
-impl Drop for Registered<'_> {
+impl Drop for RegisteredLeg<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Relaxed);
     }
@@ -86,19 +86,19 @@ impl Drop for Submission {
 
 /// The blocks of a hand-off while a decode engine reads them.
 #[derive(Debug)]
-pub(crate) struct Pulled {
+pub(crate) struct PulledBlocks {
     engine: Arc<Engine>,
     taken: Option<TakenHandOff>,
 }
 
-impl Pulled {
+impl PulledBlocks {
     /// Whether the engine has died since the blocks were taken.
     pub(crate) fn is_lost(&self) -> bool {
         self.engine.core().dead
     }
 }
 
-impl Drop for Pulled {
+impl Drop for PulledBlocks {
     fn drop(&mut self) {
         if let Some(TakenHandOff { mut request, held, .. }) = self.taken.take() {
             let mut core = self.engine.core();
@@ -166,14 +166,14 @@ impl Engine {
     pub(crate) async fn take_hand_off(
         self: &Arc<Self>,
         pull: &PullRequest,
-    ) -> Result<Pulled, ApiError> {
+    ) -> Result<PulledBlocks, ApiError> {
         let patience = match pull.is_found_by_id {
             true => FOR_EVER,
             false => Duration::from_millis(self.config.rendezvous_timeout_ms),
         };
         let deadline = Instant::now() + patience;
         let forgotten = self.core().hand_offs.times_forgotten(&pull.request_id);
-        let _registered = Registered::new(&self.registered);
+        let _registered = RegisteredLeg::new(&self.registered);
         loop {
             let mut staged = std::pin::pin!(self.staged.notified());
             staged.as_mut().enable();
@@ -193,7 +193,7 @@ impl Engine {
         self: &Arc<Self>,
         pull: &PullRequest,
         forgotten: u32,
-    ) -> Result<Option<Pulled>, ApiError> {
+    ) -> Result<Option<PulledBlocks>, ApiError> {
         let mut core = self.core();
         let foreign = pull.engine_id.as_ref().is_some_and(|id| *id != self.origin.engine_id);
         let taken = if core.dead && pull.is_found_by_id {
@@ -216,7 +216,7 @@ impl Engine {
                     (Some(_), _) => core.counters.pins_read += 1,
                 }
                 core.pulling_blocks += taken.request.sequence.blocks().len();
-                Ok(Some(Pulled { engine: Arc::clone(self), taken: Some(taken) }))
+                Ok(Some(PulledBlocks { engine: Arc::clone(self), taken: Some(taken) }))
             }
             Err(error) => {
                 core.counters.pulls_refused += 1;

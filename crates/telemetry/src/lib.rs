@@ -1,5 +1,5 @@
 //! Logs, metrics and trace context of the router: the names and labels of metrics, the series that
-//! every request updates, the throttle of repeated log lines, and the restart of tasks that panic.
+//! every request updates, and the restart of tasks that panic.
 
 pub mod buckets;
 pub mod clock;
@@ -13,7 +13,6 @@ mod process;
 mod series;
 mod supervision;
 mod tenant_series;
-mod throttle;
 pub mod trace_context;
 mod worker_series;
 
@@ -23,5 +22,4 @@ pub use model_series::{EndedRequest, LabelledSeries, ModelSeries};
 pub use series::Series;
 pub use supervision::{TaskName, restart_on_panic};
 pub use tenant_series::TenantSeries;
-pub use throttle::LogThrottle;
 pub use worker_series::WorkerSeries;

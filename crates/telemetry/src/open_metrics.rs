@@ -24,7 +24,7 @@ pub(crate) fn encode(families: &[MetricFamily], exemplars: &ExemplarStore) -> St
             _ => "unknown",
         };
         let name = if kind == "counter" { name } else { full };
-        line(&mut out, format_args!("# HELP {name} {}", Escaped(family.help())));
+        line(&mut out, format_args!("# HELP {name} {}", EscapedText(family.help())));
         line(&mut out, format_args!("# TYPE {name} {kind}"));
         if let Some(unit) = UNITS.iter().find(|unit| has_unit(name, unit)) {
             line(&mut out, format_args!("# UNIT {name} {unit}"));
@@ -73,7 +73,7 @@ fn put_histogram(out: &mut String, name: &str, series: &Metric, exemplars: &Exem
         let labels = Labels { pairs, bucket: Some(bound) };
         let exemplar = exemplars.as_ref().and_then(|exemplars| exemplars.of_bucket(at));
         // The count may be older than the exemplar: an empty bucket has none.
-        let exemplar = Traced(exemplar.filter(|_| below > 0));
+        let exemplar = ExemplarText(exemplar.filter(|_| below > 0));
         line(out, format_args!("{name}_bucket{labels} {below}{exemplar}"));
     }
     let labels = Labels { pairs, bucket: None };
@@ -100,20 +100,20 @@ impl std::fmt::Display for Labels<'_> {
         f.write_char('{')?;
         let mut separator = "";
         for pair in self.pairs {
-            write!(f, "{separator}{}=\"{}\"", pair.name(), Escaped(pair.value()))?;
+            write!(f, "{separator}{}=\"{}\"", pair.name(), EscapedText(pair.value()))?;
             separator = ",";
         }
         if let Some(bound) = self.bucket {
-            write!(f, "{separator}le=\"{}\"", Canonical(bound))?;
+            write!(f, "{separator}le=\"{}\"", CanonicalNumber(bound))?;
         }
         f.write_char('}')
     }
 }
 
 /// The exemplar of a bucket, after its count.
-struct Traced(Option<Exemplar>);
+struct ExemplarText(Option<Exemplar>);
 
-impl std::fmt::Display for Traced {
+impl std::fmt::Display for ExemplarText {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Some(Exemplar { trace, value, unix_ms }) = self.0 else { return Ok(()) };
         let (seconds, ms) = (unix_ms / 1000, unix_ms % 1000);
@@ -135,9 +135,9 @@ impl std::fmt::Display for Number {
 }
 
 /// A number in the canonical form, which bounds of buckets need: `1.0`, not `1`.
-struct Canonical(f64);
+struct CanonicalNumber(f64);
 
-impl std::fmt::Display for Canonical {
+impl std::fmt::Display for CanonicalNumber {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if self.0 == f64::INFINITY {
             return f.write_str("+Inf");
@@ -154,9 +154,9 @@ impl std::fmt::Display for Canonical {
 }
 
 /// A text with the escapes of both kinds of text: of a label's value, and of a help text.
-struct Escaped<'a>(&'a str);
+struct EscapedText<'a>(&'a str);
 
-impl std::fmt::Display for Escaped<'_> {
+impl std::fmt::Display for EscapedText<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         for letter in self.0.chars() {
             match letter {

@@ -7,10 +7,10 @@ use crate::series::Series;
 
 /// The series of one worker; without metrics, nothing is counted.
 #[derive(Debug, Default)]
-pub struct WorkerSeries(Option<Counted>);
+pub struct WorkerSeries(Option<CountedSeries>);
 
 #[derive(Debug)]
-struct Counted {
+struct CountedSeries {
     model: Box<str>,
     worker: Box<str>,
     leg_seconds: HistogramVec,
@@ -23,7 +23,7 @@ struct Counted {
 impl WorkerSeries {
     /// The series of a worker.
     pub fn new(all: &Metrics, model: &str, worker: &str) -> Self {
-        Self(Some(Counted {
+        Self(Some(CountedSeries {
             model: model.into(),
             worker: worker.into(),
             leg_seconds: all.worker_leg.clone(),
@@ -36,14 +36,16 @@ impl WorkerSeries {
 
     /// Records the time of a leg on the worker, in seconds.
     pub fn leg_took(&self, leg: &'static str, seconds: f64) {
-        let Some(Counted { model, worker, leg_seconds, kept, .. }) = &self.0 else { return };
+        let Some(CountedSeries { model, worker, leg_seconds, kept, .. }) = &self.0 else { return };
         let find = || leg_seconds.with_label_values(&[&**model, worker, leg]);
         kept.with([leg], find, |series| series.observe(seconds));
     }
 
     /// Counts whether the worker has reported a figure at the end of a leg.
     pub fn reported(&self, figure: &'static str, is_reported: bool) {
-        let Some(Counted { model, worker, reports, kept_reports, .. }) = &self.0 else { return };
+        let Some(CountedSeries { model, worker, reports, kept_reports, .. }) = &self.0 else {
+            return;
+        };
         let reported = if is_reported { "yes" } else { "no" };
         let find = || reports.with_label_values(&[&**model, worker, figure, reported]);
         kept_reports.with([figure, reported], find, IntCounter::inc);
@@ -51,7 +53,7 @@ impl WorkerSeries {
 
     /// Counts a leg that failed on the worker, by the code of the error.
     pub fn leg_failed(&self, leg: &'static str, reason: &'static str) {
-        let Some(Counted { model, worker, failures, .. }) = &self.0 else { return };
+        let Some(CountedSeries { model, worker, failures, .. }) = &self.0 else { return };
         failures.with_label_values(&[&**model, worker, leg, reason]).inc();
     }
 }

@@ -10,13 +10,13 @@ use super::costs::PromptWork;
 /// Sums of a worker's bookings. Relaxed atomics suffice, because the counters are only statistics
 /// for placement.
 #[derive(Debug, Default)]
-pub struct Booked {
+pub struct BookedSums {
     requests: AtomicU32,
     prefill_tokens: AtomicU64,
     active_tokens: AtomicU64,
 }
 
-impl Booked {
+impl BookedSums {
     /// Number of this router's requests on the worker.
     pub fn requests(&self) -> u32 {
         self.requests.load(Relaxed)
@@ -37,8 +37,8 @@ impl Booked {
 /// removes the leg from the sums.
 #[derive(Debug)]
 pub struct Booking {
-    booked: Arc<Booked>,
-    of_rank: Option<Arc<Booked>>,
+    booked: Arc<BookedSums>,
+    of_rank: Option<Arc<BookedSums>>,
     /// 1 until the booking ends, then 0.
     requests: u32,
     prefill_tokens: u64,
@@ -49,14 +49,14 @@ pub struct Booking {
 
 impl Booking {
     /// Books a leg: `prefill_tokens` to compute, `active_tokens` to hold.
-    pub fn new(booked: &Arc<Booked>, prefill_tokens: u64, active_tokens: u64) -> Self {
+    pub fn new(booked: &Arc<BookedSums>, prefill_tokens: u64, active_tokens: u64) -> Self {
         Self::both(Arc::clone(booked), None, prefill_tokens, active_tokens)
     }
 
     /// Books a leg on a worker, and on one of its ranks if the leg is pinned to it.
     pub fn both(
-        booked: Arc<Booked>,
-        of_rank: Option<Arc<Booked>>,
+        booked: Arc<BookedSums>,
+        of_rank: Option<Arc<BookedSums>>,
         prefill_tokens: u64,
         active_tokens: u64,
     ) -> Self {
@@ -70,7 +70,7 @@ impl Booking {
         booking
     }
 
-    fn places(&self) -> impl Iterator<Item = &Arc<Booked>> {
+    fn places(&self) -> impl Iterator<Item = &Arc<BookedSums>> {
         std::iter::once(&self.booked).chain(&self.of_rank)
     }
 
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn a_dropped_booking_leaves_nothing() {
-        let booked = Arc::new(Booked::default());
+        let booked = Arc::new(BookedSums::default());
         let mut first = Booking::new(&booked, 10, 20);
         let second = Booking::new(&booked, 5, 5);
         assert_eq!(

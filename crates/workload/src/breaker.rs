@@ -24,11 +24,11 @@ struct BreakerState {
     config: BreakerConfig,
     /// Failures in a row.
     failures: u32,
-    open: Option<Open>,
+    open: Option<OpenPeriod>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Open {
+struct OpenPeriod {
     /// The time from which one trial request is allowed.
     until: Instant,
     /// How long the breaker was opened for.
@@ -107,12 +107,12 @@ impl Breaker {
             Some(open) if !open.trying => false,
             Some(open) => {
                 let period = (open.period * 2).min(config.cooldown * LONGEST);
-                *open = Open { until: now + period, period, trying: false };
+                *open = OpenPeriod { until: now + period, period, trying: false };
                 false
             }
             None if config.failures > 0 && failures >= config.failures => {
                 let period = config.cooldown;
-                state.open = Some(Open { until: now + period, period, trying: false });
+                state.open = Some(OpenPeriod { until: now + period, period, trying: false });
                 true
             }
             None => false,

@@ -4,9 +4,10 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use crate::clock::ns_since;
 use splitrail_policy::threshold::DEFAULT_THRESHOLD_RATIO;
 use splitrail_policy::threshold::{
-    Comparison, ComparisonInput, Learned, PredictedWay, Threshold, ThresholdConfig,
+    Comparison, ComparisonInput, LearnedThreshold, PredictedWay, Threshold, ThresholdConfig,
 };
 
 /// The self-calibrating threshold of one model.
@@ -45,7 +46,7 @@ impl Calibration {
     /// Compares local and remote prefill. With `goes`, the request takes the way that the comparison
     /// names, which is recorded.
     pub fn compare(&self, now: Instant, input: &ComparisonInput<'_>, goes: bool) -> Comparison {
-        let now_ns = self.ns(now);
+        let now_ns = ns_since(self.epoch, now);
         let mut state = self.lock();
         let comparison = state.threshold.compare(now_ns, input);
         if goes {
@@ -56,19 +57,14 @@ impl Calibration {
 
     /// Learns from the time to first token of a request that took a way.
     pub fn observe(&self, now: Instant, local: bool, way: &PredictedWay, ttft_ms: f64) {
-        let now_ns = self.ns(now);
+        let now_ns = ns_since(self.epoch, now);
         self.lock().threshold.observe(now_ns, local, way, ttft_ms);
     }
 
     /// What has been learned so far.
-    pub fn learned(&self, now: Instant) -> Learned {
-        let now_ns = self.ns(now);
+    pub fn learned(&self, now: Instant) -> LearnedThreshold {
+        let now_ns = ns_since(self.epoch, now);
         self.lock().threshold.learned(now_ns)
-    }
-
-    fn ns(&self, at: Instant) -> u64 {
-        let since = at.saturating_duration_since(self.epoch);
-        u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
     }
 
     fn lock(&self) -> MutexGuard<'_, ThresholdState> {

@@ -12,6 +12,7 @@ use std::time::Instant;
 use serde::Serialize;
 use tokio::sync::Notify;
 
+use crate::clock::ns_since;
 use splitrail_config::model::CostsConfig;
 use splitrail_kv::Tier;
 use splitrail_policy::learn::{BusyShare, Evidence, Learner};
@@ -36,7 +37,7 @@ struct CostState {
     busy: BusyShare,
     /// This router's prompts that the worker still has to compute, the oldest first. Bounded by the
     /// number of requests in flight.
-    queue: VecDeque<Queued>,
+    queue: VecDeque<QueuedPrefill>,
     next: u64,
     /// When each rank last completed a prompt. Bounded by the number of ranks.
     done: Vec<(Option<u16>, u64)>,
@@ -45,7 +46,7 @@ struct CostState {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Queued {
+struct QueuedPrefill {
     number: u64,
     rank: Option<u16>,
     begun_ns: u64,
@@ -141,7 +142,7 @@ impl Costs {
 
     /// The current costs and waiting time, if other routers have sent `others_tokens` to compute.
     pub fn seen(&self, now: Instant, whose: RankScope, others_tokens: u64) -> WorkerCosts {
-        let now_ns = self.ns(now);
+        let now_ns = ns_since(self.epoch, now);
         let mut state = self.lock();
         let coefficients = state.coefficients(now_ns);
         let others = others_tokens as f64 * coefficients.prefill_seconds_per_token * 1e9;
@@ -170,14 +171,20 @@ impl Costs {
         context_tokens: u64,
         unheard: bool,
     ) -> PromptWork {
-        let now_ns = self.ns(now);
+        let now_ns = ns_since(self.epoch, now);
         let mut state = self.lock();
         let coefficients = state.coefficients(now_ns);
         let prompt_tokens = new_tokens.saturating_add(context_tokens);
         let predicted_ns = coefficients.prefill_ns(prompt_tokens, context_tokens);
         let number = state.next;
         state.next += 1;
-        state.queue.push_back(Queued { number, rank, begun_ns: now_ns, predicted_ns, unheard });
+        state.queue.push_back(QueuedPrefill {
+            number,
+            rank,
+            begun_ns: now_ns,
+            predicted_ns,
+            unheard,
+        });
         state.busy.set(now_ns, true);
         let (costs, loaded) = (Arc::clone(self), [0; Tier::COUNT]);
         PromptWork { costs, number, new_tokens, context_tokens, loaded, read_tokens: 0 }
@@ -185,23 +192,23 @@ impl Costs {
 
     /// Learns from a hand-off: the KV of `tokens` arrived within `seconds`.
     pub fn learn_hand_off(&self, now: Instant, tokens: u64, seconds: f64) {
-        self.lock().learner.hand_off(self.ns(now), tokens, seconds);
+        self.lock().learner.hand_off(ns_since(self.epoch, now), tokens, seconds);
     }
 
     /// Learns from a fetch: the KV of `tokens` arrived within `seconds`, without waits for earlier
     /// transfers.
     pub fn learn_fetch(&self, now: Instant, tokens: u64, seconds: f64) {
-        self.lock().learner.fetch(self.ns(now), tokens, seconds);
+        self.lock().learner.fetch(ns_since(self.epoch, now), tokens, seconds);
     }
 
     /// Learns from a decode step of `requests` with a total of `context_tokens`.
     pub fn learn_step(&self, now: Instant, requests: u64, context_tokens: u64, seconds: f64) {
-        self.lock().learner.step(self.ns(now), requests, context_tokens, seconds);
+        self.lock().learner.step(ns_since(self.epoch, now), requests, context_tokens, seconds);
     }
 
     /// The cost model as shown on the admin listener.
     pub fn view(&self, now: Instant) -> CostsView {
-        let now_ns = self.ns(now);
+        let now_ns = ns_since(self.epoch, now);
         let state = self.lock();
         let coefficients = state.learner.coefficients(now_ns);
         CostsView {
@@ -220,7 +227,7 @@ impl Costs {
     /// Removes a prompt from the queue. Returns the seconds that it took by itself. A prompt that is
     /// removed without being computed, behind others, says nothing of how far those are.
     fn leave(&self, now: Instant, number: u64, is_computed: bool) -> Option<f64> {
-        let now_ns = self.ns(now);
+        let now_ns = ns_since(self.epoch, now);
         let mut state = self.lock();
         let place = state.queue.iter().position(|queued| queued.number == number)?;
         let queued = state.queue.remove(place)?;
@@ -240,11 +247,6 @@ impl Costs {
             freed.notify_one();
         }
         Some(alone_ns as f64 / 1e9)
-    }
-
-    fn ns(&self, now: Instant) -> u64 {
-        let since = now.saturating_duration_since(self.epoch);
-        u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
     }
 
     fn lock(&self) -> MutexGuard<'_, CostState> {
@@ -326,7 +328,7 @@ impl PromptWork {
         let prompt_tokens = self.new_tokens.saturating_add(self.context_tokens);
         let cached = cached_tokens.map_or(self.context_tokens, |cached| cached.min(prompt_tokens));
         let Some(seconds) = self.costs.leave(now, self.number, true) else { return };
-        let now_ns = self.costs.ns(now);
+        let now_ns = ns_since(self.costs.epoch, now);
         let mut state = self.costs.lock();
         let new_tokens = prompt_tokens - cached;
         let loads = self.loaded[1..] != [0; Tier::COUNT - 1];

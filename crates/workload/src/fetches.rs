@@ -51,12 +51,12 @@ pub struct PeerFetches {
     /// Prefixes that this worker takes from others.
     taken: Direction,
     /// What this worker is taking. Bounded by `peer_fetch_max_per_worker`.
-    arriving: Mutex<Vec<Arriving>>,
+    arriving: Mutex<Vec<ArrivingPrefix>>,
 }
 
 /// A prefix that a worker is taking.
 #[derive(Debug)]
-struct Arriving {
+struct ArrivingPrefix {
     prefix: Prefix,
     /// Whether the prefix has arrived; closed without a value if it has not.
     has_arrived: watch::Receiver<bool>,
@@ -144,7 +144,7 @@ impl PeerFetches {
         same.map(|arriving| arriving.has_arrived.clone())
     }
 
-    fn arriving_list(&self) -> MutexGuard<'_, Vec<Arriving>> {
+    fn arriving_list(&self) -> MutexGuard<'_, Vec<ArrivingPrefix>> {
         self.arriving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -187,7 +187,7 @@ impl FetchBooking {
             return None;
         }
         let (sender, has_arrived) = watch::channel(false);
-        fetcher.arriving_list().push(Arriving { prefix, has_arrived });
+        fetcher.arriving_list().push(ArrivingPrefix { prefix, has_arrived });
         let (source, fetcher) = (Arc::clone(source), Arc::clone(fetcher));
         Some(Self { source, fetcher, transfer_ns, has_arrived: sender })
     }

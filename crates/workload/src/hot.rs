@@ -26,7 +26,7 @@ const MEMORY_TENTHS_MAX: usize = 9;
 /// The hot prefixes of one model. Empty unless the model is prewarmed.
 #[derive(Debug)]
 pub struct HotStore {
-    kept: Mutex<Option<Kept>>,
+    kept: Mutex<Option<KeptPrefixes>>,
     /// Whether `kept` is there, for readers that take no lock.
     is_on: AtomicBool,
     /// The first blocks of the prompts whose token ids are being computed or wait for that.
@@ -37,13 +37,13 @@ pub struct HotStore {
 }
 
 #[derive(Debug)]
-struct Kept {
+struct KeptPrefixes {
     bytes_max: usize,
-    remembered: Option<Remembered>,
+    remembered: Option<RememberedPrefixes>,
 }
 
 #[derive(Debug)]
-struct Remembered {
+struct RememberedPrefixes {
     prefixes: HotPrefixes,
     /// The budget of all requests.
     memory: Arc<MemoryBudget>,
@@ -76,7 +76,10 @@ impl HotStore {
         let mut kept = self.kept();
         match &*kept {
             Some(kept) if model.prewarm.enabled && kept.bytes_max == bytes_max => {}
-            _ => *kept = model.prewarm.enabled.then_some(Kept { bytes_max, remembered: None }),
+            _ => {
+                *kept =
+                    model.prewarm.enabled.then_some(KeptPrefixes { bytes_max, remembered: None })
+            }
         }
         self.is_on.store(kept.is_some(), Relaxed);
     }
@@ -97,12 +100,12 @@ impl HotStore {
     ) -> bool {
         let (now_ms, block_size) = (self.now_ms(), prompt.block_size as usize);
         let mut kept = self.kept();
-        let Some(Kept { bytes_max, remembered }) = &mut *kept else { return false };
+        let Some(KeptPrefixes { bytes_max, remembered }) = &mut *kept else { return false };
         if remembered.as_ref().is_none_or(|known| known.prefixes.block_size() != block_size) {
             let bounds = HotBounds { bytes_max: *bytes_max, ..BOUNDS };
             let prefixes = HotPrefixes::new(bounds, block_size);
             let (memory, charge) = (Arc::clone(memory), memory.charge());
-            *remembered = Some(Remembered { prefixes, memory, memory_max_bytes, charge });
+            *remembered = Some(RememberedPrefixes { prefixes, memory, memory_max_bytes, charge });
         }
         let Some(remembered) = remembered else { return false };
         remembered.memory_max_bytes = memory_max_bytes;
@@ -155,8 +158,9 @@ impl HotStore {
     /// The hottest prefixes whose tokens are known; see [`HotPrefixes::hottest`].
     pub fn hottest(&self, blocks_max: usize, prefixes_max: usize) -> Vec<HotPrefix> {
         let now_ms = self.now_ms();
-        let hottest =
-            |known: &mut Remembered| known.prefixes.hottest(now_ms, blocks_max, prefixes_max);
+        let hottest = |known: &mut RememberedPrefixes| {
+            known.prefixes.hottest(now_ms, blocks_max, prefixes_max)
+        };
         self.with(hottest).unwrap_or_default()
     }
 
@@ -180,7 +184,7 @@ impl HotStore {
         self.with(|remembered| remembered.prefixes.bytes()).unwrap_or(0)
     }
 
-    fn with<T>(&self, run: impl FnOnce(&mut Remembered) -> T) -> Option<T> {
+    fn with<T>(&self, run: impl FnOnce(&mut RememberedPrefixes) -> T) -> Option<T> {
         self.kept().as_mut()?.remembered.as_mut().map(run)
     }
 
@@ -192,12 +196,12 @@ impl HotStore {
         self.learning.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn kept(&self) -> MutexGuard<'_, Option<Kept>> {
+    fn kept(&self) -> MutexGuard<'_, Option<KeptPrefixes>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Remembered {
+impl RememberedPrefixes {
     /// Charges what the prefixes take. They give way to requests: what does not fit is forgotten.
     fn settle(&mut self, now_ms: u64) {
         let Self { prefixes, charge, memory_max_bytes, .. } = self;

@@ -7,6 +7,7 @@
 pub mod booking;
 pub mod breaker;
 pub mod calibration;
+pub mod clock;
 pub mod costs;
 pub mod ejection;
 pub mod endpoint_support;
@@ -15,4 +16,4 @@ pub mod hot;
 pub mod pace;
 pub mod pins;
 
-pub use booking::{Booked, Booking};
+pub use booking::{BookedSums, Booking};

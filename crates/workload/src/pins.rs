@@ -83,8 +83,8 @@ impl PinEnd {
     }
 }
 
-/// Blocks of a pin that is read no more and not released either, because an engine may be reading it, its
-/// release has failed, or its engine is about to free it.
+/// Blocks of a pin that is read no more and not released either, because an engine may be reading
+/// it, its release has failed, or its engine is about to free it.
 #[derive(Debug)]
 struct UnreadablePin {
     holder: WorkerIndex,

@@ -26,7 +26,7 @@ use crate::ingress::http::whole;
 use crate::ingress::identify::refused;
 use crate::ingress::reply::reply_error;
 use crate::ingress::request_body::BodyBound;
-use splitrail_access::{OperatorRole, Refusal as Refused};
+use splitrail_access::{OperatorRole, Refusal};
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_config::model::{AdminAccess, Listen};
 use splitrail_ledger::audit::Change;
@@ -57,7 +57,7 @@ pub(super) async fn guard(
         Err(forbidden) => Some(forbidden.into_response()),
         Ok(()) => check_role(access, role, &request).err().map(|refused_role| match refused_role {
             RoleRefusal::Missing => {
-                reply_error(refused(&core, "admin", peer.ip(), Refused::Missing))
+                reply_error(refused(&core, "admin", peer.ip(), Refusal::Missing))
             }
             RoleRefusal::ReadOnly => reply_error(Error::new(
                 ErrorKind::NotPermitted,
@@ -155,13 +155,13 @@ pub(super) fn may_still_read(core: &Core, headers: &HeaderMap) -> bool {
 }
 
 /// Why a request may not use the listener, whatever its role.
-struct Forbidden {
+struct ForbiddenReason {
     /// The error code of the reply.
     code: &'static str,
     message: &'static str,
 }
 
-impl Forbidden {
+impl ForbiddenReason {
     fn host(message: &'static str) -> Self {
         Self { code: "forbidden_host", message }
     }
@@ -171,7 +171,7 @@ impl Forbidden {
     }
 }
 
-impl IntoResponse for Forbidden {
+impl IntoResponse for ForbiddenReason {
     fn into_response(self) -> Response {
         AdminError::new(StatusCode::FORBIDDEN, self.code, self.message).into_response()
     }
@@ -206,11 +206,11 @@ impl<'a> Names<'a> {
     ///
     /// # Errors
     /// The name is another one.
-    fn check<B>(self, request: &http::Request<B>) -> Result<(), Forbidden> {
+    fn check<B>(self, request: &http::Request<B>) -> Result<(), ForbiddenReason> {
         let path = request.uri().path();
         match self {
             Self::Loopback(hosts) if !calls_by(request, hosts, |ip| ip.is_loopback()) => {
-                Err(Forbidden::host(
+                Err(ForbiddenReason::host(
                     "the admin listener is on loopback: call it by `127.0.0.1`, `[::1]` or \
                      `localhost`, or list its name under `listen.admin_hosts`",
                 ))
@@ -218,7 +218,7 @@ impl<'a> Names<'a> {
             Self::Addresses(hosts)
                 if !is_public(path) && path != METRICS && !calls_by(request, hosts, |_| true) =>
             {
-                Err(Forbidden::host(
+                Err(ForbiddenReason::host(
                     "without a key, the admin listener is called by its IP address, by `localhost` \
                      or by a name of `listen.admin_hosts`",
                 ))
@@ -233,7 +233,7 @@ fn check<B>(
     peer: IpAddr,
     role: Option<OperatorRole>,
     request: &http::Request<B>,
-) -> Result<(), Forbidden> {
+) -> Result<(), ForbiddenReason> {
     names.check(request)?;
     let site = request.headers().get(SEC_FETCH_SITE);
     if matches!(*request.method(), Method::GET | Method::HEAD) {
@@ -242,17 +242,17 @@ fn check<B>(
         let is_of_this_site = site.is_none_or(|site| site == "same-origin" || site == "none");
         return match is_of_this_site || is_public(request.uri().path()) {
             true => Ok(()),
-            false => Err(Forbidden::sender("other web pages may not read from this router")),
+            false => Err(ForbiddenReason::sender("other web pages may not read from this router")),
         };
     }
     if role.is_none() && !peer.to_canonical().is_loopback() {
-        return Err(Forbidden::sender(
+        return Err(ForbiddenReason::sender(
             "changes are accepted only from the router's own host, or with a credential of \
              the role `admin`",
         ));
     }
     if request.headers().contains_key(ORIGIN) || site.is_some_and(|site| site != "none") {
-        return Err(Forbidden::sender("changes are not accepted from web pages"));
+        return Err(ForbiddenReason::sender("changes are not accepted from web pages"));
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use axum::extract::{Path, State};
 use axum::response::Response;
 use http::StatusCode;
 use serde_json::{Map, Value, json};
-use splitrail_kv::{Frozen, Tier, WorkerKey, mix};
+use splitrail_kv::{FrozenBlocks, Tier, WorkerKey, mix};
 
 use super::context::Admin;
 use super::lookup::{WorkerQuery, the_worker};
@@ -55,7 +55,7 @@ fn ranks(served: &Served, worker: u32) -> Vec<Value> {
     keys.into_iter().map(rank).collect()
 }
 
-fn view(key: WorkerKey, counts: &[usize; Tier::COUNT], frozen: &Frozen) -> Value {
+fn view(key: WorkerKey, counts: &[usize; Tier::COUNT], frozen: &FrozenBlocks) -> Value {
     let (mut names, mut digest) = (0u64, 0u64);
     for run in frozen.runs() {
         for named in run.names.iter() {

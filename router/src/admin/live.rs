@@ -19,7 +19,7 @@ use super::query::Query;
 use super::refusal::{AdminError, Result};
 use crate::core::Core;
 use crate::ingress::reply::{json_reply, reply_error};
-use crate::live::{NotSubscribed, Subscriber};
+use crate::live::{SubscribeRefusal, Subscriber};
 use splitrail_api::error::{Error, ErrorKind};
 
 /// The last event of a stream whose router has drained.
@@ -40,7 +40,7 @@ pub(super) async fn stream(
             let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-store")];
             (headers, body).into_response()
         }
-        Err(why @ (NotSubscribed::Full | NotSubscribed::Ended)) => {
+        Err(why @ (SubscribeRefusal::Full | SubscribeRefusal::Ended)) => {
             reply_error(Error::new(ErrorKind::Overloaded, why.to_string()))
         }
     }

@@ -39,7 +39,7 @@ pub(super) async fn metrics(
 const REPORTS_MISSED_MAX: u32 = 3;
 
 /// A text that was made, and when.
-type Recent = Option<(Instant, Bytes)>;
+type CachedText = Option<(Instant, Bytes)>;
 
 /// The metrics for everyone who asks. They are collected once a second at most, so that many or fast
 /// scrapers cost no more than one.
@@ -47,7 +47,7 @@ type Recent = Option<(Instant, Bytes)>;
 pub(super) struct PublicMetrics {
     core: Arc<Core>,
     /// The last text of each format.
-    recent: Arc<Mutex<[Recent; 2]>>,
+    recent: Arc<Mutex<[CachedText; 2]>>,
 }
 
 impl PublicMetrics {

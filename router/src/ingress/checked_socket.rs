@@ -20,7 +20,7 @@ pub(super) struct CheckedSocket {
     wire: WireCheck,
     /// The bytes that are read instead of refused bytes; the end follows.
     invalid_bytes: Option<&'static [u8]>,
-    refused: Arc<RefusedFor>,
+    refused: Arc<RefusalReason>,
     /// The bytes that were read to recognise the protocol, their number, and how many of them were
     /// read again.
     first: [u8; PREFACE.len()],
@@ -30,9 +30,9 @@ pub(super) struct CheckedSocket {
 
 /// Why the connection's bytes were refused, once they were.
 #[derive(Debug, Default)]
-pub(super) struct RefusedFor(std::sync::OnceLock<CloseReason>);
+pub(super) struct RefusalReason(std::sync::OnceLock<CloseReason>);
 
-impl RefusedFor {
+impl RefusalReason {
     pub(super) fn get(&self) -> Option<CloseReason> {
         self.0.get().copied()
     }
@@ -42,7 +42,7 @@ impl CheckedSocket {
     pub(super) fn new(
         stream: ClientStream,
         activity: Arc<ConnectionActivity>,
-        refused: Arc<RefusedFor>,
+        refused: Arc<RefusalReason>,
     ) -> Self {
         let (wire, first) = (WireCheck::new(), [0; PREFACE.len()]);
         Self {

@@ -15,14 +15,14 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use super::checked_socket::{CheckedSocket, RefusedFor};
+use super::checked_socket::{CheckedSocket, RefusalReason};
 use super::connection_activity::{
     CloseReason, ConnectionActivity, ConnectionTimeouts, IdleMonitor,
 };
 use super::connection_service::{ConnectionService, Routes};
 use super::recorded_socket::RecordedSocket;
 use super::streams::Streams;
-use super::tls_listener::{Accepted, CLIENT_CERTIFICATE, TlsListener};
+use super::tls_listener::{AcceptedConnection, CLIENT_CERTIFICATE, TlsListener};
 use super::wire::Protocol;
 use splitrail_api::unread::{RoomBounds, UnreadRoom};
 use splitrail_config::model::Limits;
@@ -117,15 +117,15 @@ pub(super) async fn serve(
     // Checking a token takes its lock, so each connection gets a child token.
     let common = Common { stop: common.stop.child_token(), ..common };
     let activity = Arc::new(ConnectionActivity::default());
-    let refused = Arc::new(RefusedFor::default());
+    let refused = Arc::new(RefusalReason::default());
     let deadline = began + bounds.timeouts.head;
     let socket = RecordedSocket::new(socket, Arc::clone(&activity));
     let accepted = match common.tls.clone() {
-        None => Some(Accepted::plain(socket)),
+        None => Some(AcceptedConnection::plain(socket)),
         // Boxed so that the future of a connection without TLS does not grow.
         Some(tls) => Box::pin(accept(&tls, socket, deadline, &common, &activity)).await,
     };
-    let Some(Accepted { stream, certificate }) = accepted else { return };
+    let Some(AcceptedConnection { stream, certificate }) = accepted else { return };
     let mut socket = CheckedSocket::new(stream, Arc::clone(&activity), Arc::clone(&refused));
     let protocol = tokio::select! {
         biased;
@@ -154,7 +154,7 @@ pub(super) async fn serve(
         room,
     };
     let watch = IdleMonitor::new(bounds.timeouts, protocol, began);
-    let driven = Driven { activity, refused, watch, common, certificate_end };
+    let driven = ConnectionState { activity, refused, watch, common, certificate_end };
     let socket = TokioIo::new(socket);
     match protocol {
         Protocol::Http1 => {
@@ -173,7 +173,7 @@ async fn accept(
     deadline: Instant,
     common: &Common,
     activity: &ConnectionActivity,
-) -> Option<Accepted> {
+) -> Option<AcceptedConnection> {
     let accepted = tokio::select! {
         biased;
         accepted = tokio::time::timeout_at(deadline, tls.accept(socket)) => accepted,
@@ -207,7 +207,7 @@ async fn serve_http2(
     socket: Socket,
     service: ConnectionService,
     bounds: ConnectionBounds,
-    driven: Driven,
+    driven: ConnectionState,
 ) {
     let activity = Arc::clone(&driven.activity);
     let streams = Streams::new(bounds.timeouts.required_pace, activity, &driven.common);
@@ -217,15 +217,15 @@ async fn serve_http2(
 }
 
 /// The part of a connection that does not depend on its protocol.
-struct Driven {
+struct ConnectionState {
     activity: Arc<ConnectionActivity>,
-    refused: Arc<RefusedFor>,
+    refused: Arc<RefusalReason>,
     watch: IdleMonitor,
     common: Common,
     certificate_end: CertificateEnd,
 }
 
-impl Driven {
+impl ConnectionState {
     async fn drive(mut self, mut connection: Pin<&mut impl Graceful>) {
         let mut stop = pin!(self.common.stop.cancelled());
         let mut certificate_end = self.certificate_end.take();

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::pace::{Observation, RequiredPace, Slow, Waiting};
+use super::pace::{Observation, RequiredPace, SlowReason, WaitTime};
 use super::wire::{Offence, Protocol};
 use splitrail_config::model::Limits;
 
@@ -54,11 +54,11 @@ impl From<Offence> for CloseReason {
     }
 }
 
-impl From<Slow> for CloseReason {
-    fn from(slow: Slow) -> Self {
+impl From<SlowReason> for CloseReason {
+    fn from(slow: SlowReason) -> Self {
         match slow {
-            Slow::Stalled => Self::WriteStall,
-            Slow::TooSlow => Self::WritePace,
+            SlowReason::Stalled => Self::WriteStall,
+            SlowReason::TooSlow => Self::WritePace,
         }
     }
 }
@@ -178,12 +178,12 @@ const END_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A state, and since when it has been observed.
 #[derive(Debug)]
-struct Since<T> {
+struct ObservedState<T> {
     state: T,
     at: Instant,
 }
 
-impl<T: PartialEq> Since<T> {
+impl<T: PartialEq> ObservedState<T> {
     fn see(&mut self, state: T, now: impl Fn() -> Instant) -> Instant {
         if self.state != state {
             *self = Self { state, at: now() };
@@ -205,11 +205,11 @@ enum ReadState {
 pub(super) struct IdleMonitor {
     timeouts: ConnectionTimeouts,
     protocol: Protocol,
-    doing: Since<ReadState>,
+    doing: ObservedState<ReadState>,
     /// Whether the socket is checked for its end.
     checks_for_end: bool,
     /// The bytes that wait for the socket.
-    blocked: Waiting,
+    blocked: WaitTime,
 }
 
 impl IdleMonitor {
@@ -218,9 +218,9 @@ impl IdleMonitor {
         Self {
             timeouts,
             protocol,
-            doing: Since { state: ReadState::Head(0), at },
+            doing: ObservedState { state: ReadState::Head(0), at },
             checks_for_end: false,
-            blocked: Waiting::default(),
+            blocked: WaitTime::default(),
         }
     }
 

@@ -37,7 +37,7 @@ use splitrail_request_log::identity::Identity;
 pub struct Routes {
     /// Answers inference requests, which are recognised by method and path alone: they skip the
     /// layers of an axum router, each of which costs as much as reading a head.
-    pub(super) direct: Option<Direct>,
+    pub(super) direct: Option<DirectService>,
     /// All other routes.
     pub(super) all: Router,
     /// Host names that requests may use; any if empty.
@@ -52,14 +52,14 @@ impl From<Router> for Routes {
 
 /// The requests that are recognised by method and path alone.
 #[derive(Clone)]
-pub(super) enum Direct {
+pub(super) enum DirectService {
     /// Those of the OpenAI API for engines.
     Http(Arc<Core>),
     /// Those of the gRPC API's own service.
     Grpc(Arc<Core>),
 }
 
-impl Direct {
+impl DirectService {
     /// The target of a request, if it is one of these.
     fn target(&self, request: &Request<Incoming>) -> Option<Target> {
         match self {
@@ -86,26 +86,26 @@ impl Routes {
         peer: SocketAddr,
         refusal: &Response<Body>,
     ) {
-        let Some(Direct::Http(core)) = &self.direct else { return };
+        let Some(DirectService::Http(core)) = &self.direct else { return };
         let identity = Identity::of_http(request.headers(), peer.ip());
         let endpoint = Endpoint::at(request.uri().path()).map_or("none", Endpoint::name);
         core.access_log.answered(&core.serving().config.access_log, &identity, endpoint, refusal);
     }
 
-    fn call(&self, caller: Caller, mut request: Request<Incoming>) -> Routed {
+    fn call(&self, caller: Caller, mut request: Request<Incoming>) -> RequestHandler {
         let peer = caller.peer;
         match self.direct.as_ref().and_then(|direct| direct.target(&request)) {
-            Some(Target::Http(core, endpoint)) => {
-                Routed::Direct(boxed_future(|| openai::answer(core, endpoint, caller, request)))
-            }
+            Some(Target::Http(core, endpoint)) => RequestHandler::Direct(boxed_future(|| {
+                openai::answer(core, endpoint, caller, request)
+            })),
             Some(Target::Grpc(core, method)) => {
-                Routed::Direct(boxed_future(|| grpc::answer(core, method, caller, request)))
+                RequestHandler::Direct(boxed_future(|| grpc::answer(core, method, caller, request)))
             }
             None => {
                 let extensions = request.extensions_mut();
                 extensions.insert(ConnectInfo(peer));
                 caller.certificate.map(|certificate| extensions.insert(certificate));
-                Routed::Any(Box::new(self.all.clone().call(request)))
+                RequestHandler::Any(Box::new(self.all.clone().call(request)))
             }
         }
     }
@@ -150,16 +150,16 @@ impl ConnectionService {
 }
 
 /// Marks a request as being answered: meanwhile the connection is not idle.
-struct Active(Arc<ConnectionActivity>);
+struct ActiveRequest(Arc<ConnectionActivity>);
 
-impl Active {
+impl ActiveRequest {
     fn new(activity: &Arc<ConnectionActivity>) -> Self {
         activity.request_begins();
         Self(Arc::clone(activity))
     }
 }
 
-impl Drop for Active {
+impl Drop for ActiveRequest {
     fn drop(&mut self) {
         self.0.request_ends();
     }
@@ -171,7 +171,7 @@ impl hyper::service::Service<Request<Incoming>> for ConnectionService {
     type Future = ReplyFuture;
 
     fn call(&self, request: Request<Incoming>) -> ReplyFuture {
-        let active = Active::new(&self.activity);
+        let active = ActiveRequest::new(&self.activity);
         let is_h1 = request.version() < Version::HTTP_2;
         // The protocol is never changed, so the following bytes would be ambiguous.
         let last = is_h1
@@ -188,33 +188,33 @@ impl hyper::service::Service<Request<Incoming>> for ConnectionService {
             }
             Some(refusal) => {
                 self.routes.note_refusal(&request, self.peer, &refusal);
-                Routed::Refused(Some(Box::new(refusal)))
+                RequestHandler::Refused(Some(Box::new(refusal)))
             }
         };
-        let ends_if_refused = ends_if_refused && !matches!(routed, Routed::Direct(_));
+        let ends_if_refused = ends_if_refused && !matches!(routed, RequestHandler::Direct(_));
         ReplyFuture { routed, active: Some(active), last, ends_if_refused }
     }
 }
 
 /// The handler of a request.
-enum Routed {
-    Direct(Pin<Box<dyn Future<Output = Response<Outgoing>> + Send>>),
+enum RequestHandler {
+    Direct(Pin<Box<dyn Future<Output = Response<OutgoingBody>> + Send>>),
     Any(Box<RouteFuture<Infallible>>),
     /// The request was refused because of its head.
     Refused(Option<Box<Response<Body>>>),
 }
 
-impl Routed {
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Response<Outgoing>> {
+impl RequestHandler {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Response<OutgoingBody>> {
         match self {
             Self::Direct(reply) => reply.as_mut().poll(context),
             Self::Any(reply) => {
                 let Ok(response) = ready!(Pin::new(reply).poll(context));
-                Poll::Ready(response.map(Outgoing::Any))
+                Poll::Ready(response.map(OutgoingBody::Any))
             }
             Self::Refused(refusal) => {
                 let refusal = refusal.take().map_or_else(Response::default, |refusal| *refusal);
-                Poll::Ready(refusal.map(Outgoing::Any))
+                Poll::Ready(refusal.map(OutgoingBody::Any))
             }
         }
     }
@@ -222,8 +222,8 @@ impl Routed {
 
 /// A future reply.
 pub(super) struct ReplyFuture {
-    routed: Routed,
-    active: Option<Active>,
+    routed: RequestHandler,
+    active: Option<ActiveRequest>,
     /// Whether the connection ends after it.
     last: bool,
     /// Whether the connection ends after it if it is a refusal, because the body was not read.
@@ -247,14 +247,14 @@ impl Future for ReplyFuture {
 }
 
 /// The body of a reply.
-pub(super) enum Outgoing {
+pub(super) enum OutgoingBody {
     /// A complete body.
     Whole(Full<Bytes>),
     /// A stream.
     Any(Body),
 }
 
-impl HttpBody for Outgoing {
+impl HttpBody for OutgoingBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -288,7 +288,7 @@ impl HttpBody for Outgoing {
 /// The library takes everything that a body yields, even if the client has received little of it,
 /// and what the library holds is neither monitored nor bounded. The rest that is kept here is.
 pub(super) struct ReplyPieces {
-    body: Outgoing,
+    body: OutgoingBody,
     /// The rest of the body's last item that has not been yielded.
     rest: Bytes,
     /// Whether a part of that item has been yielded.
@@ -296,7 +296,7 @@ pub(super) struct ReplyPieces {
     /// What the client has taken; only for HTTP/2 streams, because an HTTP/1 connection has only
     /// one reply at a time.
     taken: Option<Arc<BodyProgress>>,
-    _active: Option<Active>,
+    _active: Option<ActiveRequest>,
 }
 
 /// Number of bytes that the library gets at once for an HTTP/1 connection; it writes them in one
@@ -311,7 +311,11 @@ const HTTP2_PIECE_BYTES: usize = 16 << 10;
 const HTTP2_UNWATCHED_BYTES: usize = 1 << 10;
 
 impl ReplyPieces {
-    fn new(body: Outgoing, taken: Option<Arc<BodyProgress>>, active: Option<Active>) -> Self {
+    fn new(
+        body: OutgoingBody,
+        taken: Option<Arc<BodyProgress>>,
+        active: Option<ActiveRequest>,
+    ) -> Self {
         Self { body, rest: Bytes::new(), is_split: false, taken, _active: active }
     }
 

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes as Services;
 use tonic_health::pb::health_server::HealthServer;
 
-use super::connection_service::{Caller, Direct, Routes};
+use super::connection_service::{Caller, DirectService, Routes};
 use crate::core::Core;
 
 mod body;
@@ -50,7 +50,7 @@ pub fn routes(
     let guard = Guard { core: Arc::clone(core), places };
     let all = open(readiness).layer(from_fn_with_state(guard, library::guarded));
     let hosts = Arc::default();
-    (Routes { direct: Some(Direct::Grpc(Arc::clone(core))), all, hosts }, told)
+    (Routes { direct: Some(DirectService::Grpc(Arc::clone(core))), all, hosts }, told)
 }
 
 /// The services that answer also when no place is free.

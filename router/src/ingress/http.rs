@@ -22,7 +22,7 @@ use serde_json::json;
 use splitrail_engine::dialect::Dialect;
 
 use super::certificate::ClientCertificate;
-use super::connection_service::{Caller, Direct, Outgoing, Routes};
+use super::connection_service::{Caller, DirectService, OutgoingBody, Routes};
 use super::head::early_reply_ends_connection;
 use super::identify::{Sender, identify};
 use super::rate_limits;
@@ -53,11 +53,11 @@ const X_USAGE: HeaderName = HeaderName::from_static("x-splitrail-usage");
 /// The routes of the HTTP API. Inference requests, which are most, skip the axum router.
 pub fn routes(core: Arc<Core>) -> Routes {
     let hosts = core.serving().config.listen.http_hosts.clone().into();
-    Routes { direct: Some(Direct::Http(Arc::clone(&core))), all: all(core), hosts }
+    Routes { direct: Some(DirectService::Http(Arc::clone(&core))), all: all(core), hosts }
 }
 
 fn all(core: Arc<Core>) -> Router {
-    // `Direct` answers a POST to these paths; any other method is refused here.
+    // `DirectService` answers a POST to these paths; any other method is refused here.
     let post_only = |routes: Router<Arc<Core>>, endpoint: Endpoint| {
         let refuse = async move || {
             let mut reply = error_in(endpoint.dialect(), wrong_method());
@@ -146,7 +146,7 @@ pub(super) async fn answer<B>(
     endpoint: Endpoint,
     Caller { peer, certificate, room }: Caller,
     request: http::Request<B>,
-) -> http::Response<Outgoing>
+) -> http::Response<OutgoingBody>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
 {
@@ -172,7 +172,7 @@ where
         }
     };
     let mut reply =
-        reply.unwrap_or_else(|error| error_in(endpoint.dialect(), error).map(Outgoing::Any));
+        reply.unwrap_or_else(|error| error_in(endpoint.dialect(), error).map(OutgoingBody::Any));
     identity.put(reply.headers_mut());
     if let Some(tenant) = tenant {
         rate_limits::put(reply.headers_mut(), endpoint.dialect(), &tenant);
@@ -187,7 +187,7 @@ async fn generate<B>(
     sender: Sender,
     room: Option<Arc<UnreadRoom>>,
     request: http::Request<B>,
-) -> Result<http::Response<Outgoing>, Error>
+) -> Result<http::Response<OutgoingBody>, Error>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
 {
@@ -223,12 +223,12 @@ impl EarlyReply {
         Self { dialect, ends_connection: early_reply_ends_connection(request) }
     }
 
-    fn refuse(self, error: Error) -> http::Response<Outgoing> {
+    fn refuse(self, error: Error) -> http::Response<OutgoingBody> {
         let mut reply = error_in(self.dialect, error);
         if self.ends_connection {
             reply.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
-        reply.map(Outgoing::Any)
+        reply.map(OutgoingBody::Any)
     }
 }
 
@@ -313,10 +313,10 @@ fn is_json(value: &[u8]) -> bool {
             })
 }
 
-fn respond(reply: Reply, dialect: Dialect) -> http::Response<Outgoing> {
+fn respond(reply: Reply, dialect: Dialect) -> http::Response<OutgoingBody> {
     let mut response = match reply.body {
         ReplyBody::Whole(body) => {
-            let mut response = http::Response::new(Outgoing::Whole(Full::new(body)));
+            let mut response = http::Response::new(OutgoingBody::Whole(Full::new(body)));
             let json = HeaderValue::from_static("application/json");
             response.headers_mut().insert(CONTENT_TYPE, json);
             response
@@ -327,7 +327,7 @@ fn respond(reply: Reply, dialect: Dialect) -> http::Response<Outgoing> {
                 let frame = frame(event, dialect, failed);
                 std::future::ready(frame.map(Ok::<_, std::convert::Infallible>))
             });
-            let body = Outgoing::Any(Body::from_stream(framed));
+            let body = OutgoingBody::Any(Body::from_stream(framed));
             let mut response = http::Response::new(body);
             let headers = response.headers_mut();
             headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));

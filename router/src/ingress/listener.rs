@@ -16,7 +16,7 @@ use super::tls_listener::TlsListener;
 use crate::core::Core;
 use splitrail_config::model::Limits;
 use splitrail_settings::address_shares::AddressShares;
-use splitrail_telemetry::LogThrottle;
+use splitrail_settings::log_throttle::LogThrottle;
 use splitrail_telemetry::metrics::Scope;
 
 /// Pause of accepting when the system has no resources for another socket.

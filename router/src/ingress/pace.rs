@@ -33,7 +33,7 @@ impl From<&Limits> for RequiredPace {
 
 /// Why a client reads too slowly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Slow {
+pub(super) enum SlowReason {
     /// The client reads nothing.
     Stalled,
     /// The client reads less than the minimum pace.
@@ -53,14 +53,14 @@ pub(super) struct Observation {
 
 /// For how long bytes have waited for a client.
 #[derive(Debug, Default)]
-pub(super) struct Waiting {
+pub(super) struct WaitTime {
     /// The bytes that had been taken when progress stopped, and when that was.
     since: Option<(u64, Instant)>,
     /// Time for which bytes have waited, less the time that the taken bytes allow.
     excess: Duration,
 }
 
-impl Waiting {
+impl WaitTime {
     /// The time at which the client is given up if it takes nothing until then, and the reason. The
     /// clock is read only if something has changed.
     pub(super) fn see(
@@ -68,7 +68,7 @@ impl Waiting {
         seen: Observation,
         required_pace: &RequiredPace,
         now: impl FnOnce() -> Instant,
-    ) -> Option<(Instant, Slow)> {
+    ) -> Option<(Instant, SlowReason)> {
         let at = match self.since {
             None if !seen.waits => return None,
             Some((taken_bytes, at)) if seen.waits && taken_bytes == seen.taken_bytes => at,
@@ -85,8 +85,8 @@ impl Waiting {
             }
         };
         self.since?;
-        let stalls = (at + required_pace.stall, Slow::Stalled);
-        let too_slow = (at + required_pace.grace.saturating_sub(self.excess), Slow::TooSlow);
+        let stalls = (at + required_pace.stall, SlowReason::Stalled);
+        let too_slow = (at + required_pace.grace.saturating_sub(self.excess), SlowReason::TooSlow);
         let is_paced = required_pace.min_bytes_per_s > 0 && too_slow.0 < stalls.0;
         Some(if is_paced { too_slow } else { stalls })
     }
@@ -115,9 +115,9 @@ mod tests {
         required_pace: RequiredPace,
         sharers: u32,
         step: (u64, Duration),
-    ) -> Option<(u32, Slow)> {
+    ) -> Option<(u32, SlowReason)> {
         let start = Instant::now();
-        let mut waiting = Waiting::default();
+        let mut waiting = WaitTime::default();
         for i in 0..1000 {
             let seen = Observation { waits: true, taken_bytes: u64::from(i) * step.0, sharers };
             let now = start + i * step.1;
@@ -134,21 +134,21 @@ mod tests {
         let quick = RequiredPace { grace: 2 * S, ..PACE };
         assert_eq!(reads(quick, 1, (11, S)), None, "always quick enough");
         let grace = RequiredPace { grace: 10 * S, ..PACE };
-        assert_eq!(reads(grace, 1, (5, S)), Some((18, Slow::TooSlow)), "half of each second");
+        assert_eq!(reads(grace, 1, (5, S)), Some((18, SlowReason::TooSlow)), "half of each second");
         assert_eq!(reads(grace, 2, (5, S)), None, "two share the pace");
         let none = RequiredPace { min_bytes_per_s: 0, ..PACE };
         assert_eq!(reads(none, 1, (1, 29 * S)), None, "no minimum pace is configured");
-        assert_eq!(reads(none, 1, (1, 30 * S)), Some((0, Slow::Stalled)));
+        assert_eq!(reads(none, 1, (1, 30 * S)), Some((0, SlowReason::Stalled)));
     }
 
     #[test]
     fn time_without_waiting_data_does_not_count() {
         let start = Instant::now();
-        let mut waiting = Waiting::default();
+        let mut waiting = WaitTime::default();
         for i in 0..100 {
             let seen = |waits| Observation { waits, taken_bytes: u64::from(i), sharers: 1 };
             let due = waiting.see(seen(true), &PACE, || start + i * S);
-            assert_eq!(due, Some((start + i * S + S, Slow::TooSlow)));
+            assert_eq!(due, Some((start + i * S + S, SlowReason::TooSlow)));
             let after = start + i * S + S / 20;
             assert_eq!(
                 waiting.see(

@@ -20,7 +20,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::connection::Common;
 use super::connection_activity::ConnectionActivity;
-use super::pace::{Observation, RequiredPace, Slow, Waiting};
+use super::pace::{Observation, RequiredPace, SlowReason, WaitTime};
 
 thread_local! {
     /// The stream whose task is being polled on this thread.
@@ -116,10 +116,10 @@ async fn read_in_time(stream: impl Future<Output = ()>, settings: Arc<StreamSett
     let mut stream = pin!(stream);
     let taken = BodyProgress::new();
     let mut watch =
-        StreamWatch { settings: &settings, waiting: Waiting::default(), is_waiting: false };
+        StreamWatch { settings: &settings, waiting: WaitTime::default(), is_waiting: false };
     let mut timer: Option<Pin<Box<Sleep>>> = None;
     std::future::poll_fn(|context| {
-        let current = Current::set(&taken);
+        let current = CurrentStream::set(&taken);
         let polled = stream.as_mut().poll(context);
         drop(current);
         if polled.is_ready() {
@@ -148,8 +148,8 @@ async fn read_in_time(stream: impl Future<Output = ()>, settings: Arc<StreamSett
 impl StreamSettings {
     fn count(&self, reason: ResetReason) {
         match reason {
-            ResetReason::Slow(Slow::Stalled) => self.stalled.inc(),
-            ResetReason::Slow(Slow::TooSlow) => self.too_slow.inc(),
+            ResetReason::Slow(SlowReason::Stalled) => self.stalled.inc(),
+            ResetReason::Slow(SlowReason::TooSlow) => self.too_slow.inc(),
             // The call's own records say so.
             ResetReason::Deadline => {}
         }
@@ -160,22 +160,22 @@ impl StreamSettings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ResetReason {
     /// Its client is too slow.
-    Slow(Slow),
+    Slow(SlowReason),
     /// The call's deadline has passed.
     Deadline,
 }
 
 /// Marks a stream as the one that is polled on this thread, until it is dropped: also if the poll
 /// panics.
-struct Current(Option<Arc<BodyProgress>>);
+struct CurrentStream(Option<Arc<BodyProgress>>);
 
-impl Current {
+impl CurrentStream {
     fn set(taken: &Arc<BodyProgress>) -> Self {
         Self(CURRENT.replace(Some(Arc::clone(taken))))
     }
 }
 
-impl Drop for Current {
+impl Drop for CurrentStream {
     fn drop(&mut self) {
         CURRENT.replace(self.0.take());
     }
@@ -184,7 +184,7 @@ impl Drop for Current {
 /// Measures for how long a stream's bytes have waited for the client.
 struct StreamWatch<'a> {
     settings: &'a StreamSettings,
-    waiting: Waiting,
+    waiting: WaitTime,
     is_waiting: bool,
 }
 
@@ -232,9 +232,9 @@ mod tests {
                 BodyProgress::of_this_stream().is_some_and(|found| Arc::ptr_eq(&found, progress))
             }
         };
-        let current = Current::set(&outer);
+        let current = CurrentStream::set(&outer);
         let polled = catch_unwind(AssertUnwindSafe(|| {
-            let _current = Current::set(&inner);
+            let _current = CurrentStream::set(&inner);
             assert!(is_current(Some(&inner)));
             panic!("in a poll");
         }));

@@ -16,7 +16,7 @@ use super::recorded_socket::RecordedSocket;
 use crate::core::Core;
 use splitrail_config::model::Listener;
 use splitrail_config::tls::{Protocols, ReloadedTls, ServerTerms};
-use splitrail_telemetry::LogThrottle;
+use splitrail_settings::log_throttle::LogThrottle;
 
 /// The first byte of a TLS connection: the record type of a handshake message (RFC 8446, section
 /// 5.1).
@@ -100,10 +100,10 @@ impl TlsListener {
     pub(super) async fn accept(
         &self,
         socket: RecordedSocket,
-    ) -> Result<Accepted, RefusedConnection> {
+    ) -> Result<AcceptedConnection, RefusedConnection> {
         match socket.peek().await {
             Ok(Some(HANDSHAKE_RECORD)) => {}
-            Ok(Some(_)) if self.accepts_plain_text => return Ok(Accepted::plain(socket)),
+            Ok(Some(_)) if self.accepts_plain_text => return Ok(AcceptedConnection::plain(socket)),
             // The first letter of a method.
             Ok(Some(b'A'..=b'Z')) => {
                 return Err(RefusedConnection::with_reason(PLAIN_TEXT, socket));
@@ -126,20 +126,20 @@ impl TlsListener {
 }
 
 /// A connection whose requests can be read.
-pub(super) struct Accepted {
+pub(super) struct AcceptedConnection {
     pub(super) stream: ClientStream,
     /// The names in the client's certificate, if the client has presented one.
     pub(super) certificate: Option<Arc<ClientCertificate>>,
 }
 
-impl Accepted {
+impl AcceptedConnection {
     /// A connection without TLS.
     pub(super) fn plain(socket: RecordedSocket) -> Self {
         Self { stream: ClientStream::Plain(socket), certificate: None }
     }
 }
 
-impl From<TlsStream<RecordedSocket>> for Accepted {
+impl From<TlsStream<RecordedSocket>> for AcceptedConnection {
     fn from(session: TlsStream<RecordedSocket>) -> Self {
         let chain = session.get_ref().1.peer_certificates();
         let certificate = chain.and_then(<[_]>::first).map(ClientCertificate::read).map(Arc::new);

@@ -78,7 +78,7 @@ fn is_first(prompt_index: &usize) -> bool {
 
 /// What the decisions of the last seconds say.
 #[derive(Debug, Default)]
-pub(super) struct Recent {
+pub(super) struct RecentDecisions {
     /// Requests by model, prefill worker and decode worker.
     counts: HashMap<(String, Option<String>, String), u32>,
     /// The time over which they were counted.
@@ -87,7 +87,7 @@ pub(super) struct Recent {
     pub(super) shown: Vec<DecisionView>,
 }
 
-impl Recent {
+impl RecentDecisions {
     /// Reads the newest decisions.
     pub(super) fn read(core: &Core, now_unix_ms: u64) -> Self {
         let mut recent = Self::default();
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn the_largest_flows_of_a_model_are_shown() {
-        let mut recent = Recent { covered_ms: 2000, ..Recent::default() };
+        let mut recent = RecentDecisions { covered_ms: 2000, ..RecentDecisions::default() };
         for decode in 0..40u32 {
             let flow = ("m".to_owned(), Some("p".to_owned()), format!("d{decode:02}"));
             recent.counts.insert(flow, decode + 1);

@@ -46,15 +46,15 @@ pub(super) struct ModelView {
     workers: Vec<WorkerView>,
 }
 
-/// What happened per second lately.
+/// The counts of the last seconds, per second.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Rates {
     /// Requests that ended.
     pub(super) requests_per_s: Option<f64>,
-    /// Requests that did not end with `ok`, by outcome; only those that there were.
+    /// Requests that did not end with `ok`, by outcome, without outcomes that did not occur.
     failures_per_s: BTreeMap<String, f64>,
-    /// Requests that ended, by the kind of their outcome, as in `splitrail_request_results_total`;
-    /// only those that there were.
+    /// Requests that ended, by the kind of their outcome, as in `splitrail_request_results_total`,
+    /// without kinds that did not occur.
     results_per_s: BTreeMap<String, f64>,
     /// Where prompt tokens came from.
     pub(super) prompt_tokens_per_s: PromptRates,
@@ -99,14 +99,14 @@ struct ShadowView {
     policy: &'static str,
     same_choices: u64,
     other_choices: u64,
-    /// Predicted seconds to the first token that it would have saved.
+    /// Predicted seconds to the first token that the shadow policy would have saved.
     saved_s: Option<f64>,
-    /// Predicted seconds to the first token that it would have cost.
+    /// Predicted seconds to the first token that the shadow policy would have added.
     lost_s: Option<f64>,
 }
 
 impl ModelView {
-    /// A model with what was counted of it lately.
+    /// The view of a model, with its counts of the last seconds.
     pub(super) fn new(
         core: &Core,
         served: &Served,

@@ -15,7 +15,7 @@ use splitrail_telemetry::buckets::Buckets;
 
 /// All counters at one time.
 #[derive(Debug)]
-pub(super) struct Reading {
+pub(super) struct CounterReading {
     /// When it was made.
     pub(super) at: Instant,
     /// The models by name.
@@ -78,7 +78,7 @@ pub(super) struct WorkerReading {
 /// The label of requests that ended before their model was known.
 pub(super) const UNPLACED: &str = "none";
 
-impl Reading {
+impl CounterReading {
     /// Reads the counters of the served models, and of requests without a model.
     pub(super) fn new(core: &Core, at: Instant) -> Self {
         let serving = core.serving();

@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use super::history::History;
 use super::pace::{INTERVAL, send_time};
-use super::readings::Reading;
+use super::readings::CounterReading;
 use super::snapshot::{Snapshot, snapshot};
 use super::spans::LastReadings;
 use crate::core::Core;
@@ -21,7 +21,7 @@ pub(super) struct Sampler {
 impl Sampler {
     /// Reads the counters; if the reading is to be kept, adds a point to the history too.
     pub(super) fn read(&mut self, core: &Core, is_kept: bool, history: &Mutex<History>) {
-        self.readings.add(Reading::new(core, Instant::now()));
+        self.readings.add(CounterReading::new(core, Instant::now()));
         if is_kept {
             history.lock().unwrap_or_else(PoisonError::into_inner).add(&self.readings, core);
             self.readings.keep_newest();

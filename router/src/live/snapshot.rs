@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use super::decisions::{DecisionView, Recent};
+use super::decisions::{DecisionView, RecentDecisions};
 use super::model::ModelView;
 use super::readings::{ModelReading, UNPLACED};
 use super::spans::{LastReadings, WINDOW};
@@ -44,7 +44,7 @@ pub(super) fn snapshot(readings: &LastReadings, core: &Core) -> Snapshot {
     let (serving, now_unix_ms) = (core.serving(), unix_ms());
     let unready = core.unready();
     let config_hash = core.metrics.config_hash.with_label_values::<&str>(&[]).get();
-    let recent = Recent::read(core, now_unix_ms);
+    let recent = RecentDecisions::read(core, now_unix_ms);
     let models = serving.models.iter().map(|served| {
         let spans = readings.spans(served.name());
         let roster = served.pool.roster();

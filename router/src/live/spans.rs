@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::pace::READING_INTERVAL;
-use super::readings::{ModelReading, Reading};
+use super::readings::{CounterReading, ModelReading};
 
 /// The time over which percentiles and hit ratios are computed.
 pub(super) const WINDOW: Duration = Duration::from_secs(60);
@@ -17,9 +17,9 @@ const KEPT: usize = (WINDOW.as_secs() / READING_INTERVAL.as_secs()) as usize + 1
 #[derive(Debug, Default)]
 pub(super) struct LastReadings {
     /// The oldest first.
-    kept: VecDeque<Reading>,
+    kept: VecDeque<CounterReading>,
     /// The newest one, unless it is the newest of those that are kept.
-    newest: Option<Reading>,
+    newest: Option<CounterReading>,
 }
 
 /// Two readings of one model, and the time between them.
@@ -44,7 +44,7 @@ pub(super) struct Spans<'a> {
 
 impl LastReadings {
     /// Adds a reading that replaces the newest one.
-    pub(super) fn add(&mut self, reading: Reading) {
+    pub(super) fn add(&mut self, reading: CounterReading) {
         self.newest = Some(reading);
     }
 

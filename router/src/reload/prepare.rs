@@ -85,14 +85,18 @@ const FIXED: [&[&str]; 14] = [
 ];
 
 /// What a reload puts in place of the current state.
-pub(super) struct Prepared {
+pub(super) struct PreparedReload {
     pub(super) serving: Serving,
     pub(super) access: Access,
     pub(super) report: ReloadReport,
 }
 
 /// Builds what a file configures, in place of the current state, which is not changed.
-pub(super) fn prepare(file: &Path, core: &Core, before: &Serving) -> Result<Prepared, ReloadError> {
+pub(super) fn prepare(
+    file: &Path,
+    core: &Core,
+    before: &Serving,
+) -> Result<PreparedReload, ReloadError> {
     let loaded = splitrail_config::load(file, crate::PARTS)?;
     let changes = changes(&before.config, &loaded.config);
     let fixed = changes.iter().filter_map(|change| {
@@ -121,7 +125,7 @@ pub(super) fn prepare(file: &Path, core: &Core, before: &Serving) -> Result<Prep
         true => report,
         false => report.with_renewed("cache_salt_key"),
     };
-    Ok(Prepared { serving, access, report })
+    Ok(PreparedReload { serving, access, report })
 }
 
 /// The place in the file of the resource that is not available.

@@ -4,7 +4,7 @@ use splitrail_api::request::Options;
 use splitrail_config::model::TokenWeights;
 use splitrail_fleet::Served;
 use splitrail_flow::prepare::Unit;
-use splitrail_ledger::close::Used;
+use splitrail_ledger::close::UsedTokens;
 
 /// What a request may cost, before it is served: its prompts, of which the index knows how much is
 /// cached, and the output that it asks for. A prompt whose tokens are not known is estimated by its
@@ -67,7 +67,7 @@ impl MostTokens {
         served: &Served,
         request_id: &str,
         reserved: u64,
-        used: Used,
+        used: UsedTokens,
     ) -> u64 {
         let charged = self.limit(used);
         if charged != used && served.charges.may_log() {
@@ -88,7 +88,7 @@ impl MostTokens {
     }
 
     /// The tokens of a finished request, no more than it can have.
-    fn limit(self, mut used: Used) -> Used {
+    fn limit(self, mut used: UsedTokens) -> UsedTokens {
         let least = |tokens: u64, most: Option<u64>| most.map_or(tokens, |most| tokens.min(most));
         used.prompt_tokens = least(used.prompt_tokens, self.prompt);
         used.completion_tokens = least(used.completion_tokens, self.completion);
@@ -97,7 +97,7 @@ impl MostTokens {
 }
 
 /// What a request has cost, by these tokens.
-fn actual(weights: &TokenWeights, used: Used) -> u64 {
+fn actual(weights: &TokenWeights, used: UsedTokens) -> u64 {
     let cached = used.cached_tokens.min(used.prompt_tokens);
     let prompt = prompt_cost(weights, used.prompt_tokens, cached);
     prompt.saturating_add(used.completion_tokens.saturating_mul(weights.output))

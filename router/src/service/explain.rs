@@ -25,7 +25,7 @@ const PERMIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// requests of clients.
 ///
 /// # Errors
-/// A 503 if no permit is free within [`PERMIT_TIMEOUT`].
+/// A 503 if no permit is free within `PERMIT_TIMEOUT`.
 pub async fn permit(permits: &Semaphore) -> Result<SemaphorePermit<'_>, Error> {
     // The semaphore is never closed: that no permit comes means that others have all.
     let permit = timeout(PERMIT_TIMEOUT, permits.acquire()).await.ok().and_then(Result::ok);

@@ -25,13 +25,13 @@ use splitrail_api::name::Name;
 use splitrail_api::request::Options;
 use splitrail_api::shares::ClientShare;
 use splitrail_fleet::Served;
-use splitrail_fleet::losses::Followed;
+use splitrail_fleet::losses::FollowedPrompt;
 use splitrail_flow::context::{Context, flow_name};
 use splitrail_flow::prepare::Unit;
 use splitrail_flow::reply::merge::Events;
-use splitrail_ledger::close::{Used, close};
+use splitrail_ledger::close::{UsedTokens, close};
 use splitrail_ledger::decisions::{Decision, DecisionHandle};
-use splitrail_ledger::record::{Ended, LabelledTenant};
+use splitrail_ledger::record::{LabelledTenant, RequestFacts};
 use splitrail_ledger::recorder::Prompt;
 use splitrail_ledger::timeline::{RequestTimes, Timeline};
 use splitrail_request_log::identity::{ClientTrace, Identity};
@@ -41,7 +41,7 @@ use splitrail_telemetry::{EndedRequest, Metrics, TraceId};
 
 mod log;
 
-use log::Ending;
+use log::RequestEnd;
 pub use log::log_failure;
 
 /// The request's places, its entry among the live requests, its metrics and its records: dropping
@@ -90,7 +90,7 @@ struct PlacedRequest {
     /// What is needed to record the prompts, if the request is recorded.
     recorded: Option<Vec<Prompt>>,
     /// Its prompts, if losses of cache hits are monitored.
-    followed: Vec<Followed>,
+    followed: Vec<FollowedPrompt>,
     /// Whether the reply is a stream.
     stream: bool,
     /// Whether the request has one prompt with one sample.
@@ -356,13 +356,13 @@ impl Scope {
     /// Notes that the request has ended at the beginning of its reply, which was complete.
     pub(super) fn end_whole(&mut self) {
         let now = self.begun.unwrap_or_else(Instant::now);
-        self.end_at(now, Ending::ok(self.identity.protocol));
+        self.end_at(now, RequestEnd::ok(self.identity.protocol));
     }
 
     /// Notes that the request has ended well; further calls have no effect.
     fn end(&mut self) {
         if !self.ended {
-            self.end_at(Instant::now(), Ending::ok(self.identity.protocol));
+            self.end_at(Instant::now(), RequestEnd::ok(self.identity.protocol));
         }
     }
 
@@ -376,7 +376,7 @@ impl Scope {
         }
         let model = self.placed.as_ref().map(|placed| placed.served.name());
         log_failure(&self.ids, model, error);
-        let ending = Ending::failed(self.identity.protocol, error, self.is_replied);
+        let ending = RequestEnd::failed(self.identity.protocol, error, self.is_replied);
         self.end_at(Instant::now(), ending);
     }
 
@@ -393,12 +393,12 @@ impl Scope {
         if !self.ended {
             let is_late =
                 self.deadline.is_some_and(|deadline| deadline <= tokio::time::Instant::now());
-            let ending = Ending::cancelled(self.identity.protocol, self.is_replied, is_late);
+            let ending = RequestEnd::cancelled(self.identity.protocol, self.is_replied, is_late);
             self.end_at(Instant::now(), ending);
         }
     }
 
-    fn end_at(&mut self, now: Instant, ending: Ending) {
+    fn end_at(&mut self, now: Instant, ending: RequestEnd) {
         if std::mem::replace(&mut self.ended, true) {
             return;
         }
@@ -408,7 +408,7 @@ impl Scope {
     }
 
     /// Closes the records of the request, counts it, and settles what it has used.
-    fn settle(&mut self, now: Instant, outcome: &'static str, result: &'static str) -> Used {
+    fn settle(&mut self, now: Instant, outcome: &'static str, result: &'static str) -> UsedTokens {
         for decision in self.placed.iter().flat_map(|placed| &placed.decisions) {
             decision.request_ended(outcome);
         }
@@ -426,7 +426,7 @@ impl Scope {
                 tenant.series.ended(metrics, tenant.label, outcome);
             }
             count_unplaced(metrics, self.endpoint, outcome, result, seconds);
-            return Used::default();
+            return UsedTokens::default();
         };
         let (endpoint, stream, trace) = (self.endpoint, placed.stream_label(), placed.trace);
         let counted = EndedRequest { endpoint, flow, stream, outcome, result, seconds, trace };
@@ -434,7 +434,7 @@ impl Scope {
         let ended_unix_ms = unix_ms();
         let arrived_unix_ms = ended_unix_ms.saturating_sub((seconds * 1e3) as u64);
         let request_id = &placed.request_id;
-        let ended = Ended {
+        let ended = RequestFacts {
             request_id,
             tenant,
             model,

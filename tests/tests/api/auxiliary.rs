@@ -1,4 +1,5 @@
-//! What generates nothing: embeddings, texts to tokens and back, and how long a prompt is. One worker does it whole.
+//! What generates nothing: embeddings, texts to tokens and back, and how long a prompt is. One
+//! worker does it whole.
 
 use serde_json::{Value, json};
 use splitrail_sim::{FaultKind, RecordedRequest};

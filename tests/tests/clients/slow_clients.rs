@@ -195,7 +195,8 @@ async fn slow_bodies_are_a_408_and_take_no_place() {
     assert_eq!(cluster.metric("splitrail_requests_total", &timed_out).await, 200.0);
 }
 
-/// A body that comes in pieces, the first at once and each other one after a pause; its length is unknown.
+/// A body that comes in pieces, the first at once and each other one after a pause; its length is
+/// unknown.
 fn in_pieces(
     pieces: Vec<Bytes>,
     then_never_ends: bool,

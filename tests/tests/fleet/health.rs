@@ -2,7 +2,7 @@
 //! slowly, a draining worker gets no new work. Workers join and leave while requests run.
 
 use serde_json::{Value, json};
-use splitrail_config::model::Worker as WorkerConfig;
+use splitrail_config::model::WorkerConfig;
 use splitrail_fleet::WorkerSource;
 use splitrail_sim::{FaultKind, Role, SimConfig, SimEngine};
 use splitrail_tests::Spec;

@@ -1,5 +1,5 @@
-//! Between engines that store KV in different data types or block sizes none moves: no hand-off, fetch or
-//! read-back. Simulated engines refuse it, or end, as real ones do.
+//! Between engines that store KV in different data types or block sizes none moves: no hand-off,
+//! fetch or read-back. Simulated engines refuse it, or end, as real ones do.
 
 use serde_json::{Value, json};
 use splitrail_sim::{FaultKind, SimConfig};

@@ -40,8 +40,8 @@ exec PROGRAM sim-engine --honour-threshold false --model "$model" --block-size "
     --kv-replay-port "$(of "$events" '.replay_endpoint | ltrimstr("tcp://*:")')"
 "#;
 
-/// The host of the router in the guide about a first pair, and those of the engines: with a tokenizer in the Hugging Face cache
-/// and in a folder, and without Splitrail.
+/// The host of the router in the guide about a first pair, and those of the engines: with a
+/// tokenizer in the Hugging Face cache and in a folder, and without Splitrail.
 fn machine() -> Option<Machine> {
     let machine = Machine::with_hosts(&["10.0.0.1", "10.0.1.1"])?;
     let cache = format!("{HOME}/.cache/huggingface/hub/models--Qwen--Qwen3-8B");

@@ -1,5 +1,6 @@
-//! The systemd units, as `systemd-analyze` sees them: free of unknown keys, and as hardened as they are
-//! said to be. Without the program (Debian's package `systemd`), these tests say that they prove nothing.
+//! The systemd units, as `systemd-analyze` sees them: free of unknown keys, and as hardened as they
+//! are said to be. Without the program (Debian's package `systemd`), these tests say that they
+//! prove nothing.
 
 use std::fs;
 use std::path::Path;

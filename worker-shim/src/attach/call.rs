@@ -13,7 +13,7 @@ use tonic::{Request, Streaming};
 
 use super::claims::Claim;
 use super::link::Link;
-use super::outgoing::{Outgoing, RouterInstructions, SendProgress, StreamStart};
+use super::outgoing::{OutgoingMessages, RouterInstructions, SendProgress, StreamStart};
 use super::status::Stage;
 use super::stream_end::{IncompatibleRouter, StreamEnd};
 use crate::mirror::{Agreement, HashTerms};
@@ -52,7 +52,7 @@ async fn open(link: &mut Link) -> Result<AttachedStream, StreamEnd> {
     let channel = connect(link, &tasks).await?;
     let (instructions, received) = watch::channel(RouterInstructions::default());
     let progress = Arc::new(SendProgress::default());
-    let outgoing = Outgoing::new(link, received, Arc::clone(&progress));
+    let outgoing = OutgoingMessages::new(link, received, Arc::clone(&progress));
     let mut request = Request::new(outgoing.messages());
     if let Some(token) = &link.config.token {
         let bearer = token.bearer().await.map_err(StreamEnd::Token)?;

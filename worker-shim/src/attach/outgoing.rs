@@ -73,7 +73,7 @@ enum BlockPhase {
 }
 
 /// Produces the messages to one router.
-pub(super) struct Outgoing {
+pub(super) struct OutgoingMessages {
     mirror: Mirror,
     hello: Option<Hello>,
     /// The generation of the mirror that `hello` names.
@@ -93,7 +93,7 @@ pub(super) struct Outgoing {
     progress: Arc<SendProgress>,
 }
 
-impl Outgoing {
+impl OutgoingMessages {
     pub(super) fn new(
         link: &Link,
         instructions: watch::Receiver<RouterInstructions>,

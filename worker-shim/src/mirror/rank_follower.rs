@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use splitrail_engine::vllm::events::EventBatch;
 use splitrail_engine::vllm::subscription::{Subscription, SyncOutcome, Update};
-use splitrail_kv::Applied;
+use splitrail_kv::AppliedBlocks;
 use splitrail_settings::log_throttle::KeyedLogThrottle;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
@@ -190,7 +190,7 @@ impl RankIntake {
         }
         // The age of what is read again is no delay.
         let made_s = if self.is_replayed { 0.0 } else { batch.timestamp_s };
-        let (mut sum, mut rest) = (Applied::default(), &batch.events[..]);
+        let (mut sum, mut rest) = (AppliedBlocks::default(), &batch.events[..]);
         while !rest.is_empty() {
             let (applied, left) = self.mirror.update(|state| state.apply(rank, made_s, rest));
             sum += applied;

@@ -8,7 +8,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use splitrail_kv::{Frozen, SnapshotRun};
+use splitrail_kv::{FrozenBlocks, SnapshotRun};
 use splitrail_proto::v1::SnapshotPart;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
@@ -25,7 +25,7 @@ pub(crate) struct Snapshot {
     /// The last change that the snapshot contains.
     pub(crate) position: ChangePosition,
     mirror_id: String,
-    ranks: Vec<(u16, Frozen, Vec<u32>)>,
+    ranks: Vec<(u16, FrozenBlocks, Vec<u32>)>,
     _permit: Option<SnapshotPermit>,
 }
 

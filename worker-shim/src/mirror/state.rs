@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use splitrail_kv::{Applied, BlockHash, Frozen, Index, IndexConfig, KvEvent, WorkerKey};
+use splitrail_kv::{
+    AppliedBlocks, BlockHash, FrozenBlocks, Index, IndexConfig, KvEvent, WorkerKey,
+};
 use tokio::time::Instant;
 
 use super::MirrorConfig;
@@ -163,8 +165,8 @@ impl MirrorState {
         rank: u16,
         engine_time_s: f64,
         events: &'a [KvEvent],
-    ) -> (Applied, &'a [KvEvent]) {
-        let mut sum = Applied::default();
+    ) -> (AppliedBlocks, &'a [KvEvent]) {
+        let mut sum = AppliedBlocks::default();
         let Some(index) = &mut self.index else {
             return (sum, &[]);
         };
@@ -249,7 +251,7 @@ impl MirrorState {
     }
 
     /// Copies the blocks of every rank.
-    pub(crate) fn freeze(&mut self) -> Vec<(u16, Frozen)> {
+    pub(crate) fn freeze(&mut self) -> Vec<(u16, FrozenBlocks)> {
         self.snapshots += 1;
         let Some(index) = &self.index else {
             return Vec::new();

@@ -1,7 +1,7 @@
 //! Tests of the mirror without sockets: what it makes of an engine's events.
 #![allow(clippy::unwrap_used)]
 
-use splitrail_engine::vllm::events::{EventBatch, Skipped};
+use splitrail_engine::vllm::events::{EventBatch, SkippedEvents};
 use splitrail_engine::vllm::subscription::{ResetReason, SyncOutcome, Update};
 use splitrail_kv::{EngineHash, HashSeed, KvEvent, Namespace, StoredBlock, Tier, chain_hashes};
 use tokio::time::Instant;
@@ -25,7 +25,7 @@ fn mirror(blocks_max: usize) -> (Mirror, RankIntake, Agreement) {
 }
 
 fn batch(sequence: u64, rank: Option<u16>, events: Vec<KvEvent>) -> Update {
-    let skipped = Skipped::default();
+    let skipped = SkippedEvents::default();
     Update::Batch { sequence, batch: EventBatch { timestamp_s: 1.0, rank, events, skipped } }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use splitrail_event_plane::async_nats::jetstream::object_store::ObjectMetadata;
 use splitrail_event_plane::names;
-use splitrail_event_plane::snapshot::{Label, Stored};
+use splitrail_event_plane::snapshot::{Label, StoredParts};
 use splitrail_settings::log_throttle::KeyedLogThrottle;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
@@ -88,7 +88,7 @@ impl PlaneSession {
             metadata: label.to_metadata(),
             ..ObjectMetadata::default()
         };
-        let mut stored = Stored::new(parts);
+        let mut stored = StoredParts::new(parts);
         let putting = timeout(STORE_TIMEOUT, bucket.put(about, &mut stored)).await;
         putting.map_err(|_| "it takes too long".to_owned())?.map_err(|error| text(&error))?;
         self.config.status.update(|status| status.snapshots += 1);

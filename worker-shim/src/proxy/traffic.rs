@@ -198,7 +198,7 @@ mod tests {
         (traffic.requests(), traffic.prefill_tokens_queued())
     }
 
-    type UnderWay = (RequestTicket, PromptTokenMeter, Option<u64>);
+    type CountedLeg = (RequestTicket, PromptTokenMeter, Option<u64>);
 
     proptest! {
         #[test]
@@ -207,7 +207,7 @@ mod tests {
         ) {
             let traffic = Traffic::new(&Registry::new()).unwrap();
             // A ticket, its meter, and the tokens it should be queued with.
-            let mut under_way = [const { None::<UnderWay> }; 6];
+            let mut under_way = [const { None::<CountedLeg> }; 6];
             for (slot, step, tokens) in steps {
                 match (step, &mut under_way[slot]) {
                     (0, entry) => {

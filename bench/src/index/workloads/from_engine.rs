@@ -5,7 +5,7 @@ use std::io;
 
 use rmp::encode::{write_array_len, write_f64, write_map_len, write_nil, write_str, write_uint};
 use splitrail_engine::vllm::events::{DecodeLimits, Decoder};
-use splitrail_kv::{Applied, HashSeed, Index, IndexConfig, WorkerKey};
+use splitrail_kv::{AppliedBlocks, HashSeed, Index, IndexConfig, WorkerKey};
 
 use super::super::measure::{Span, span};
 use super::super::plan::{Chain, Op};
@@ -72,7 +72,7 @@ pub(super) fn apply(payloads: &[Vec<u8>]) -> io::Result<(usize, Span)> {
         max_blocks_per_worker: MAX_BLOCKS,
     });
     let mut decoder = Decoder::new(DecodeLimits::default());
-    let mut applied = Applied::default();
+    let mut applied = AppliedBlocks::default();
     let mut failed = None;
     let span = span(|| {
         for payload in payloads {

@@ -8,7 +8,7 @@ use ring::signature::{
     UnparsedPublicKey,
 };
 use splitrail_config::jwks::{KeySet, PublicKey};
-use splitrail_telemetry::LogThrottle;
+use splitrail_settings::log_throttle::LogThrottle;
 use tokio::sync::Notify;
 
 use super::JwtRefusal;
@@ -69,7 +69,7 @@ pub(super) fn has_signed(key: &PublicKey, signed: &[u8], signature: &[u8]) -> bo
     checked.is_ok()
 }
 
-/// The keys that are in use now, and the wish for newer ones.
+/// The keys that are in use now, and the signal that newer ones are needed.
 #[derive(Debug)]
 pub(super) struct CurrentKeys {
     issuer: String,

@@ -1,6 +1,6 @@
 //! What a tenant has used, and what it may use: the decisions, with the time as a parameter.
 
-use super::exceeded::{Exceeded, LimitStanding, Standing};
+use super::exceeded::{LimitExceeded, LimitStanding, Standing};
 use super::holdings::Holdings;
 use super::kind::{LimitKind, PerLimit};
 use super::window::{Day, Window};
@@ -16,14 +16,14 @@ const SHARE_WAIT_MS: u64 = 1000;
 
 /// Where a request was counted.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Counted {
+pub(crate) struct CountedRequest {
     part: u64,
     day: u64,
     tokens: u64,
     is_settled: bool,
 }
 
-impl Counted {
+impl CountedRequest {
     /// Marks the tokens as final.
     pub(crate) fn settle(&mut self) {
         self.is_settled = true;
@@ -71,12 +71,16 @@ impl Account {
     }
 
     /// Counts a request if all limits allow it.
-    pub(crate) fn reserve(&mut self, now_ms: u64, tokens: u64) -> Result<Counted, Exceeded> {
+    pub(crate) fn reserve(
+        &mut self,
+        now_ms: u64,
+        tokens: u64,
+    ) -> Result<CountedRequest, LimitExceeded> {
         let now_ms = self.advance(now_ms);
         let tokens = tokens.min(REQUEST_TOKENS_MAX);
         for (kind, limit) in self.limits.iter() {
             if let Some(maximum) = limit.filter(|limit| kind.cost(tokens) > *limit) {
-                return Err(Exceeded::TooLarge { limit: kind, maximum });
+                return Err(LimitExceeded::TooLarge { limit: kind, maximum });
             }
         }
         let waits = LimitKind::ALL.into_iter().filter_map(|kind| {
@@ -88,17 +92,17 @@ impl Account {
             holdings.note(tokens, longest.is_none());
         }
         match longest {
-            Some((limit, retry_after_ms)) => Err(Exceeded::Used { limit, retry_after_ms }),
+            Some((limit, retry_after_ms)) => Err(LimitExceeded::Used { limit, retry_after_ms }),
             None => {
                 let (part, day) = (self.minute.add(tokens), self.day.add(tokens));
-                Ok(Counted { part, day, tokens, is_settled: false })
+                Ok(CountedRequest { part, day, tokens, is_settled: false })
             }
         }
     }
 
     /// Whether the limit of requests allows one more, whose tokens are not known yet. If not, the
     /// error is that of the day if its tokens are used up as well: no retry of today can succeed.
-    pub(crate) fn check_requests(&mut self, now_ms: u64) -> Result<(), Exceeded> {
+    pub(crate) fn check_requests(&mut self, now_ms: u64) -> Result<(), LimitExceeded> {
         let (now_ms, requests) = (self.advance(now_ms), LimitKind::Requests);
         let Some(wait_ms) = self.wait_ms(requests, requests.cost(0), now_ms) else {
             return Ok(());
@@ -112,12 +116,12 @@ impl Account {
         if let Some(holdings) = &mut self.holdings {
             holdings.note(0, false);
         }
-        Err(Exceeded::Used { limit, retry_after_ms })
+        Err(LimitExceeded::Used { limit, retry_after_ms })
     }
 
     /// Replaces the tokens of a request by another number, in the minute and on the day in which the
     /// request was counted.
-    pub(crate) fn correct(&mut self, counted: &mut Counted, tokens: u64) {
+    pub(crate) fn correct(&mut self, counted: &mut CountedRequest, tokens: u64) {
         let tokens = tokens.min(REQUEST_TOKENS_MAX);
         self.minute.correct(counted.part, counted.tokens, tokens);
         self.day.correct(counted.day, counted.tokens, tokens);

@@ -4,7 +4,7 @@ use super::kind::LimitKind;
 
 /// Why a request is not admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Exceeded {
+pub enum LimitExceeded {
     /// The request needs more than the whole limit, so that a retry is of no use.
     #[error("the request needs more than the limit of {maximum} ({limit:?})")]
     TooLarge {

@@ -55,7 +55,7 @@ pub(crate) enum Purpose {
 
 /// How much a replica may take of what no share contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Taking {
+enum TakeLimit {
     All,
     /// The floor, while other replicas may add shares that the record lacks.
     Floor,
@@ -70,7 +70,7 @@ struct Round<'r> {
     /// The entries of all others.
     record: &'r Record,
     now_ms: u64,
-    taking: Taking,
+    taking: TakeLimit,
     purpose: Purpose,
     absence: &'r Absence,
 }
@@ -131,7 +131,7 @@ impl Account {
             || record.is_open != was_open
             || holdings.is_renewal_due(now_ms);
         let own = own.filter(|_| !is_lost);
-        if taking == Taking::All {
+        if taking == TakeLimit::All {
             holdings.reserve_floors(&mut record, own.as_ref(), &self.limits, &absence);
         }
         let round = Round { me, record: &record, now_ms, taking, purpose, absence: &absence };
@@ -300,9 +300,9 @@ impl Account {
         let room = division.room();
         let wanted = match (round.purpose, round.taking) {
             (Purpose::Leave, _) => 0,
-            (Purpose::Hold, Taking::All) => target,
-            (Purpose::Hold, Taking::Floor) => target.min(base.max(floor(limit))),
-            (Purpose::Hold, Taking::Nothing) => target.min(base),
+            (Purpose::Hold, TakeLimit::All) => target,
+            (Purpose::Hold, TakeLimit::Floor) => target.min(base.max(floor(limit))),
+            (Purpose::Hold, TakeLimit::Nothing) => target.min(base),
         };
         // There is less room than the base if the limit has become lower.
         let share = wanted.min(room).max(at_least.min(base));
@@ -319,10 +319,10 @@ impl Holdings {
 
     /// Closes a record that lacks shares, opens one that has been closed for long enough, and returns
     /// how much this replica may take.
-    fn taking(&mut self, record: &mut Record, is_lost: bool, now_ms: u64) -> Taking {
+    fn taking(&mut self, record: &mut Record, is_lost: bool, now_ms: u64) -> TakeLimit {
         if is_lost {
             record.is_open = false;
-            return Taking::Nothing;
+            return TakeLimit::Nothing;
         }
         if record.is_open {
             self.closed_since_ms = None;
@@ -330,9 +330,9 @@ impl Holdings {
             record.is_open = true;
         }
         match record.is_open {
-            _ if now_ms < self.takes_from_ms => Taking::Nothing,
-            true => Taking::All,
-            false => Taking::Floor,
+            _ if now_ms < self.takes_from_ms => TakeLimit::Nothing,
+            true => TakeLimit::All,
+            false => TakeLimit::Floor,
         }
     }
 

@@ -69,13 +69,13 @@ impl Record {
     /// # Errors
     /// The bytes are not a record of this version, or the record is larger than any that a replica
     /// writes.
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Unreadable> {
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, UnreadableRecord> {
         if bytes.len() > RECORD_MAX_BYTES {
-            return Err(Unreadable);
+            return Err(UnreadableRecord);
         }
-        let record: Self = serde_json::from_slice(bytes).map_err(|_| Unreadable)?;
+        let record: Self = serde_json::from_slice(bytes).map_err(|_| UnreadableRecord)?;
         let is_usable = record.version == VERSION && record.replicas.len() <= REPLICAS_MAX;
-        is_usable.then_some(record).ok_or(Unreadable)
+        is_usable.then_some(record).ok_or(UnreadableRecord)
     }
 
     /// The record as bytes.
@@ -127,7 +127,7 @@ impl Entry {
 /// A record that cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("not a record of shares of this version")]
-pub(crate) struct Unreadable;
+pub(crate) struct UnreadableRecord;
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]

@@ -38,9 +38,9 @@ pub struct NatsEvents {
     #[serde(default)]
     #[schemars(length(min = 1, max = 128))]
     pub durable_name: Option<String>,
-    /// How long a worker is assumed to hold its blocks after the last report, while the broker is
-    /// down or the worker's shim cannot reach the broker. Afterwards the worker's overlap is not
-    /// used. At least twice `fleet.load_interval`.
+    /// How long the blocks of a worker are counted after its last report, while the broker is down
+    /// or the worker's shim cannot reach the broker. Afterwards the worker's overlap is not used.
+    /// At least twice `fleet.load_interval`.
     #[serde(
         default = "disconnect_grace",
         deserialize_with = "scalar::duration",

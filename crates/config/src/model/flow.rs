@@ -94,7 +94,7 @@ pub enum GateKind {
 /// The gate of `decode_first` and `decode_only`.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-pub struct Gate {
+pub struct GateConfig {
     /// The component that decides whether a decode worker holds enough of a prompt.
     pub kind: GateKind,
     /// The cache hit threshold of a decode leg after its prefill, from 0 to 1, if the engine
@@ -112,7 +112,7 @@ pub struct Gate {
     pub index_margin_blocks: u32,
 }
 
-impl Default for Gate {
+impl Default for GateConfig {
     fn default() -> Self {
         Self {
             kind: GateKind::Auto,

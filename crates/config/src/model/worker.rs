@@ -9,7 +9,7 @@ use super::CostsConfig;
 pub const NO_EVENTS: &str = "none";
 
 /// How a worker may be written in a list. Only the schema is of this type: a URL becomes a
-/// [`Worker`] before the file is read.
+/// [`WorkerConfig`] before the file is read.
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[expect(dead_code, reason = "the schema has this type, and no value does")]
@@ -17,13 +17,13 @@ pub(super) enum WorkerEntry {
     /// The URL of an engine that does both parts.
     Url(String),
     /// A worker with its keys.
-    Worker(Box<Worker>),
+    Worker(Box<WorkerConfig>),
 }
 
 /// One engine.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
 #[serde(deny_unknown_fields)]
-pub struct Worker {
+pub struct WorkerConfig {
     /// The worker's id in logs, metrics and the route header, unique in its model.
     #[schemars(length(min = 1, max = 128), regex(pattern = r"^[A-Za-z0-9._:-]+$"))]
     pub id: String,
@@ -66,7 +66,7 @@ pub struct Worker {
     pub takes_rank_header: Option<bool>,
 }
 
-impl Worker {
+impl WorkerConfig {
     /// The address at which the worker publishes KV events, if it is written down.
     pub fn written_events(&self) -> Option<&str> {
         self.kv_events.as_deref().filter(|address| *address != NO_EVENTS)

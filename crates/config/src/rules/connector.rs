@@ -19,13 +19,13 @@ pub(super) fn check(model: &Node, path: &str, places: &[WorkerPlace], report: &m
         worker(node, place, flow, connector, report);
     }
     if !connector.serves_alone() && flow != Some(Flow::Aggregated) {
-        only_pairs(model, path, report);
+        only_pairs(model, path, connector, report);
     }
 }
 
-/// Reports settings that need a worker to serve a request alone. With SGLang, a request always
-/// needs a pair of workers.
-fn only_pairs(model: &Node, path: &str, report: &mut ProblemReport) {
+/// Reports settings that need a worker to serve a request alone, which none does with this connector.
+fn only_pairs(model: &Node, path: &str, connector: Connector, report: &mut ProblemReport) {
+    let connector = connector.name();
     let place = |key: &str| model.get(key).or(model.get("connector")).unwrap_or(model).at;
     let asked = model.get("request_flows").map(Node::items).unwrap_or_default();
     let asked = asked.iter().enumerate();
@@ -34,24 +34,29 @@ fn only_pairs(model: &Node, path: &str, report: &mut ProblemReport) {
     for (key, node) in own.into_iter().chain(flows) {
         let flow = serde_json::from_value::<RequestFlow>(node.to_json()).ok();
         if let Some(flow) = flow.filter(|flow| *flow != RequestFlow::PrefillFirst) {
+            let flow = flow.name();
             let message =
-                format!("`{path}.{key}: {}` cannot be had of SGLang's workers", flow.name());
+                format!("`{path}.{key}: {flow}` is not possible with `connector: {connector}`");
             let hint = "a decode worker serves nothing without a prefill: `prefill_first`";
             report.error(node.at, message, hint);
         }
     }
     if typed_or(model, "block_size", BlockSize::Auto) == Some(BlockSize::Auto) {
-        let message = format!("`{path}.block_size` is not known, and SGLang does not say it");
+        let message = format!(
+            "`{path}.block_size` is missing, and engines of `connector: {connector}` do not report it"
+        );
         report.error(place("block_size"), message, "add `block_size: N`, the engines' page size");
     }
     if typed_or(model, "on_no_prefill", OnNoPrefill::default()) == Some(OnNoPrefill::Local) {
-        let message = format!("`{path}.on_no_prefill: local` cannot be had of SGLang's workers");
+        let message =
+            format!("`{path}.on_no_prefill: local` is not possible with `connector: {connector}`");
         let hint = "a decode worker serves nothing without a prefill: add `on_no_prefill: fail`";
         report.error(place("on_no_prefill"), message, hint);
     }
     if typed_or(model, "local_prefill_max_tokens", 0u32).is_some_and(|tokens| tokens > 0) {
-        let message =
-            format!("`{path}.local_prefill_max_tokens` cannot be had of SGLang's workers");
+        let message = format!(
+            "`{path}.local_prefill_max_tokens` is not possible with `connector: {connector}`"
+        );
         let hint = "a decode worker serves nothing without a prefill: delete it";
         report.error(place("local_prefill_max_tokens"), message, hint);
     }
@@ -69,11 +74,12 @@ pub(super) fn worker(
     let pairs = !connector.serves_alone() && flow != Some(Flow::Aggregated);
     if pairs && typed::<Role>(worker, "role") == Some(Role::Both) {
         let at = worker.get("role").unwrap_or(worker).at;
-        let message = match place.is_url() {
-            true => format!("`{}` does both, which cannot be had of SGLang", place.path()),
-            false => format!("`{}.role: both` cannot be had of SGLang", place.path()),
+        let role = match place.is_url() {
+            true => format!("`{}` with both roles", place.path()),
+            false => format!("`{}.role: both`", place.path()),
         };
-        report.error(at, message, "an SGLang engine does either: prefill or decode");
+        let message = format!("{role} is not possible with `connector: {}`", connector.name());
+        report.error(at, message, "an engine has one role there: `prefill` or `decode`");
     }
 }
 

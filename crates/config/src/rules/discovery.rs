@@ -169,7 +169,8 @@ fn ports(node: &Node, path: &str, connector: Option<Connector>, report: &mut Pro
         && role == Some(Role::Both)
         && !connector.serves_alone()
     {
-        let message = format!("`{path}.role: both` cannot be had of SGLang");
-        report.error(node.at, message, "an SGLang engine does either: prefill or decode");
+        let connector = connector.name();
+        let message = format!("`{path}.role: both` is not possible with `connector: {connector}`");
+        report.error(node.at, message, "an engine has one role there: `prefill` or `decode`");
     }
 }

@@ -1,7 +1,7 @@
 //! Rules about flows: the workers that they need, and which gates are possible.
 
 use super::workers::Workers;
-use crate::model::{Connector, Flow, Gate, GateKind, RequestFlow, TokenizerConfig};
+use crate::model::{Connector, Flow, GateConfig, GateKind, RequestFlow, TokenizerConfig};
 use crate::value::{typed, typed_or};
 use splitrail_settings::problem::{Place, ProblemReport};
 use splitrail_settings::tree::Node;
@@ -36,7 +36,7 @@ fn sees_anything(model: &Node, path: &str, workers: &Workers<'_>, report: &mut P
     let tokenizer = typed::<TokenizerConfig>(model, "tokenizer");
     let blind = matches!(tokenizer, Some(TokenizerConfig::None {}));
     let seen = (workers.decode_publishes || workers.decode_has_shim) && !blind;
-    let kind = typed_or::<Gate>(model, "gate", Gate::default()).map(|gate| gate.kind);
+    let kind = typed_or::<GateConfig>(model, "gate", GateConfig::default()).map(|gate| gate.kind);
     if kind == Some(GateKind::Auto) && !seen {
         let at = model.get("flow").unwrap_or(model).at;
         let message = format!("`{path}.flow: decode_first` can only be gated by the engines");
@@ -96,7 +96,7 @@ fn feasible(model: &Node, named: NamedFlow<'_>, workers: &Workers<'_>, report: &
 
 fn gate(model: &Node, path: &str, workers: &Workers<'_>, report: &mut ProblemReport) {
     let Some(node) = model.get("gate") else { return };
-    let Some(Gate { kind, .. }) = typed::<Gate>(model, "gate") else { return };
+    let Some(GateConfig { kind, .. }) = typed::<GateConfig>(model, "gate") else { return };
     let at = node.get("kind").unwrap_or(node).at;
     let tokenizer = typed::<TokenizerConfig>(model, "tokenizer");
     let blind = matches!(tokenizer, Some(TokenizerConfig::None {}));

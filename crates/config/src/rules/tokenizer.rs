@@ -15,7 +15,8 @@ pub(super) fn check(model: &Node, path: &str, base_dir: &Path, report: &mut Prob
         Some(TokenizerConfig::Huggingface(tokenizer)) => tokenizer,
         Some(TokenizerConfig::Engine(tokenizer)) => {
             if typed::<Connector>(model, "connector") == Some(Connector::Sglang) {
-                let message = format!("`{path}.tokenizer: engine` is not possible with SGLang");
+                let message =
+                    format!("`{path}.tokenizer: engine` is not possible with `connector: sglang`");
                 let hint = "its engines tokenise no chats for others: write the model's folder, or \
                             its id if it is in the Hugging Face cache of this host";
                 report.error(node.at, message, hint);

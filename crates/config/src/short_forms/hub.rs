@@ -20,7 +20,7 @@ pub(crate) struct Hub {
 
 /// What the cache has of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Cached {
+pub(crate) enum CachedModel {
     /// The folder with the model's tokenizer.
     Tokenizer(PathBuf),
     /// The folder of the model, in which there is no `tokenizer.json`.
@@ -61,11 +61,11 @@ impl Hub {
     }
 
     /// Looks up a model by its id on the hub, `ORG/NAME`.
-    pub(crate) fn find(&self, id: &str) -> Cached {
-        let Some(folder) = self.snapshot(id) else { return Cached::Nothing };
+    pub(crate) fn find(&self, id: &str) -> CachedModel {
+        let Some(folder) = self.snapshot(id) else { return CachedModel::Nothing };
         match folder.join("tokenizer.json").is_file() {
-            true => Cached::Tokenizer(folder),
-            false => Cached::NoTokenizer(folder),
+            true => CachedModel::Tokenizer(folder),
+            false => CachedModel::NoTokenizer(folder),
         }
     }
 

@@ -9,9 +9,9 @@ use std::path::Path;
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-use super::hub::{Cached, Hub, is_id};
+use super::hub::{CachedModel, Hub, is_id};
 use crate::model::{CacheLossTrackingConfig, Connector, Flow, Role, TokenizerConfig};
-use crate::{Loaded, Model, Parts, Problems, parse_for};
+use crate::{LoadedConfig, Model, Parts, Problems, parse_for};
 
 const COMMIT: &str = "9c925d64d72725edaf899c6cb9c377fd0709d9c5";
 
@@ -45,7 +45,7 @@ fn empty() -> Hub {
     Hub::of(|_| None)
 }
 
-fn read(hub: &Hub, text: &str) -> Result<Loaded, Problems> {
+fn read(hub: &Hub, text: &str) -> Result<LoadedConfig, Problems> {
     let mut loaded = parse_for(Parts::ALL, hub, "x.yaml", text, Path::new("/nowhere"))?;
     loaded.warnings.retain(|warning| !warning.message.starts_with("anyone who reaches"));
     Ok(loaded)
@@ -90,7 +90,7 @@ fn five_lines_make_a_cluster() {
             ("decode-10.0.1.1:8000", Role::Decode, "http://10.0.1.1:8000"),
         ]
     );
-    assert!(model.workers.iter().all(crate::Worker::asks_for_events));
+    assert!(model.workers.iter().all(crate::WorkerConfig::asks_for_events));
     assert_eq!((model.flow, model.connector), (Flow::DecodeFirst, Connector::Nixl));
     assert_eq!(model.policy, splitrail_policy::Policy::predicted_ttft());
     assert!(model.queue.is_some());
@@ -328,11 +328,11 @@ fn the_cache_is_never_left() {
     let (folder, hub) = cache("org/model", &["tokenizer.json"]);
     for id in ["", "/", "org", "org/", "../org/model", "org/..", "org/model/..", "a\\b", "org/mod*"]
     {
-        assert_eq!(hub.find(id), Cached::Nothing, "{id}");
+        assert_eq!(hub.find(id), CachedModel::Nothing, "{id}");
     }
     for reference in ["../../secrets", "", " ", "a/b", &"a".repeat(200)] {
         fs::write(folder.path().join("models--org--model/refs/main"), reference).unwrap();
-        assert_eq!(hub.find("org/model"), Cached::Nothing, "{reference}");
+        assert_eq!(hub.find("org/model"), CachedModel::Nothing, "{reference}");
     }
 }
 

@@ -7,7 +7,7 @@ use splitrail_settings::problem::ProblemReport;
 use splitrail_settings::tree::{Node, Value};
 use splitrail_settings::words::shown;
 
-use super::hub::{Cached, Hub, is_id};
+use super::hub::{CachedModel, Hub, is_id};
 use crate::config_text::MissingTokenizer;
 
 /// What the text form of `tokenizer` can name, for hints.
@@ -44,7 +44,8 @@ pub(super) fn missing(
     base_dir: &Path,
     hub: &Hub,
 ) -> Option<MissingTokenizer> {
-    let is_absent = |text: &str| is_id(text) && !matches!(hub.find(text), Cached::Tokenizer(_));
+    let is_absent =
+        |text: &str| is_id(text) && !matches!(hub.find(text), CachedModel::Tokenizer(_));
     let (key, node) = match model.get("tokenizer") {
         Some(node) => ("tokenizer", node),
         None => ("name", model.get("name")?),
@@ -111,13 +112,13 @@ fn by_text(
         return Err((format!("`{path}` \"{name}\" does not exist"), hint));
     }
     match hub.find(text) {
-        Cached::Tokenizer(folder) => Ok(Tokenizer::Folder(folder.display().to_string())),
-        Cached::NoTokenizer(folder) => {
+        CachedModel::Tokenizer(folder) => Ok(Tokenizer::Folder(folder.display().to_string())),
+        CachedModel::NoTokenizer(folder) => {
             let folder = folder.display();
             let message = format!("`{path}` \"{name}\" is cached without its `tokenizer.json`");
             Err((message, format!("{} ({folder} lacks it)", download(&name, hub))))
         }
-        Cached::Nothing => {
+        CachedModel::Nothing => {
             let message =
                 format!("`{path}` \"{name}\" is neither a folder nor in the Hugging Face cache");
             Err((message, download(&name, hub)))
@@ -138,7 +139,7 @@ fn download(name: &str, hub: &Hub) -> String {
 fn by_name(model: &mut Node, hub: &Hub, report: &mut ProblemReport) -> Option<String> {
     let (at, name) = model.get("name").and_then(|node| Some((node.at, node.text()?.to_owned())))?;
     let folder = match hub.find(&name) {
-        Cached::Tokenizer(folder) => Some(folder),
+        CachedModel::Tokenizer(folder) => Some(folder),
         // Engines that are started with a folder serve the model under the folder's path.
         _ => Some(Path::new(&name).to_owned())
             .filter(|path| path.is_absolute() && path.join("tokenizer.json").is_file()),

@@ -17,10 +17,10 @@ const READ_INTERVAL_MIN: Duration = Duration::from_secs(1);
 pub struct ReloadedTls {
     paths: TlsPaths,
     terms: ServerTerms,
-    known: Mutex<Known>,
+    known: Mutex<KnownFiles>,
 }
 
-struct Known {
+struct KnownFiles {
     /// When the last read began.
     read_at: Instant,
     is_being_read: bool,
@@ -36,7 +36,7 @@ impl ReloadedTls {
     pub fn open(paths: TlsPaths, terms: ServerTerms, now: Instant) -> Result<Self, TlsFileError> {
         let files = TlsFiles::read(&paths)?;
         let config = files.server_config(terms)?;
-        let known = Known { read_at: now, is_being_read: false, files, config };
+        let known = KnownFiles { read_at: now, is_being_read: false, files, config };
         Ok(Self { paths, terms, known: Mutex::new(known) })
     }
 
@@ -63,7 +63,7 @@ impl ReloadedTls {
     }
 
     /// A panic while the lock was held cannot leave the state half-changed.
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, KnownFiles> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

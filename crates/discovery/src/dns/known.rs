@@ -16,13 +16,13 @@ pub(super) enum Lookup {
 
 /// The addresses of a name that were last reported.
 #[derive(Debug, Default)]
-pub(super) struct Known {
+pub(super) struct KnownAddresses {
     reported: Option<Vec<IpAddr>>,
     /// Since when DNS has said that the name has no address.
     absent_since: Option<Instant>,
 }
 
-impl Known {
+impl KnownAddresses {
     /// Whether any list has been reported yet.
     pub(super) fn has_reported(&self) -> bool {
         self.reported.is_some()

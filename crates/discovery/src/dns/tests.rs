@@ -70,7 +70,7 @@ fn an_engine_with_two_addresses_is_one_worker() {
 fn a_name_without_addresses_keeps_its_last_ones_for_a_while() {
     let start = Instant::now();
     let after = |s| start + Duration::from_secs(s);
-    let mut known = Known::default();
+    let mut known = KnownAddresses::default();
     let some = || Lookup::Addresses(ips(&["10.0.0.7"]));
     assert_eq!(known.take(some(), start, KEEP), Some(ips(&["10.0.0.7"])));
     assert_eq!(known.take(some(), after(10), KEEP), None);
@@ -91,7 +91,7 @@ proptest! {
         known_before in any::<bool>(),
     ) {
         let start = Instant::now();
-        let mut known = Known::default();
+        let mut known = KnownAddresses::default();
         if known_before {
             known.take(Lookup::Addresses(ips(&["10.0.0.7"])), start, KEEP);
         }

@@ -10,7 +10,7 @@ use kube::runtime::watcher::Event;
 
 use crate::{FoundWorkers, WORKERS_MAX, address, bounded};
 use splitrail_config::PodPort;
-use splitrail_config::model::{KubernetesDiscovery, Role, Worker};
+use splitrail_config::model::{KubernetesDiscovery, Role, WorkerConfig};
 
 /// Annotations with which a pod names its ports.
 const KV_EVENTS: &str = "splitrail.io/kv-events-port";
@@ -30,21 +30,21 @@ pub(super) struct Pods {
     source: String,
     config: KubernetesDiscovery,
     /// The pods by name, which is unique within a namespace.
-    seen: BTreeMap<String, Seen>,
+    seen: BTreeMap<String, SeenPod>,
     /// A list that is still being received.
-    listed: Option<BTreeMap<String, Seen>>,
+    listed: Option<BTreeMap<String, SeenPod>>,
     /// The workers that were last reported.
-    reported: Option<Vec<Worker>>,
+    reported: Option<Vec<WorkerConfig>>,
 }
 
-struct Seen {
+struct SeenPod {
     uid: Option<String>,
-    result: Result<Worker, Unfit>,
+    result: Result<WorkerConfig, UnfitReason>,
 }
 
 /// Why a pod is not a worker at present.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Unfit {
+enum UnfitReason {
     /// The pod is being deleted and gets no new work.
     Leaving,
     /// The pod has no address yet.
@@ -60,14 +60,14 @@ enum Unfit {
     NoPort(String),
 }
 
-impl Unfit {
+impl UnfitReason {
     /// Whether this is a configuration error, rather than a state that passes.
     fn is_mistake(&self) -> bool {
         matches!(self, Self::NoRole | Self::UnknownRole | Self::NoPort(_))
     }
 }
 
-impl fmt::Display for Unfit {
+impl fmt::Display for UnfitReason {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Leaving => out.write_str("it is being deleted"),
@@ -127,7 +127,7 @@ impl Pods {
         Some(FoundWorkers { workers })
     }
 
-    fn put(&self, pods: &mut BTreeMap<String, Seen>, pod: &Pod) {
+    fn put(&self, pods: &mut BTreeMap<String, SeenPod>, pod: &Pod) {
         let name = pod.name_any();
         if pods.len() >= PODS_MAX && !pods.contains_key(&name) {
             tracing::error!(source = self.source, pod = name, "too many pods: this one is ignored");
@@ -145,22 +145,22 @@ impl Pods {
                 tracing::debug!(source, pod = name, "a pod is not a worker: {unfit}");
             }
         }
-        pods.insert(name, Seen { uid: pod.metadata.uid.clone(), result });
+        pods.insert(name, SeenPod { uid: pod.metadata.uid.clone(), result });
     }
 }
 
 /// The worker that runs in a pod, or why there is none.
-fn worker(config: &KubernetesDiscovery, pod: &Pod) -> Result<Worker, Unfit> {
+fn worker(config: &KubernetesDiscovery, pod: &Pod) -> Result<WorkerConfig, UnfitReason> {
     if pod.metadata.deletion_timestamp.is_some() {
-        return Err(Unfit::Leaving);
+        return Err(UnfitReason::Leaving);
     }
     let status = pod.status.as_ref();
     let ip = status.and_then(|status| status.pod_ip.as_ref()?.parse::<IpAddr>().ok());
-    let ip = ip.ok_or(Unfit::NoAddress)?;
+    let ip = ip.ok_or(UnfitReason::NoAddress)?;
     let conditions = status.and_then(|status| status.conditions.as_ref()).into_iter().flatten();
     let mut ready = conditions.filter(|condition| condition.type_ == "Ready");
     if !ready.any(|condition| condition.status == "True") {
-        return Err(Unfit::NotReady);
+        return Err(UnfitReason::NotReady);
     }
     let role = role(config, pod)?;
     let port = number(pod, &config.port)?;
@@ -175,7 +175,7 @@ fn worker(config: &KubernetesDiscovery, pod: &Pod) -> Result<Worker, Unfit> {
         Role::Prefill | Role::Both => optional(pod, BOOTSTRAP, config.bootstrap_port.as_ref())?,
     };
     let at = |scheme, port: Option<u16>| port.map(|port| address(scheme, ip, port));
-    Ok(Worker {
+    Ok(WorkerConfig {
         id: id(pod),
         role,
         url: address(config.scheme.name(), ip, port),
@@ -202,14 +202,14 @@ fn id(pod: &Pod) -> String {
     format!("{start}-{uid}").chars().take(ID_MAX).collect()
 }
 
-fn role(config: &KubernetesDiscovery, pod: &Pod) -> Result<Role, Unfit> {
+fn role(config: &KubernetesDiscovery, pod: &Pod) -> Result<Role, UnfitReason> {
     if let Some(role) = config.role {
         return Ok(role);
     }
     let label = config.role_label.as_deref().unwrap_or(KubernetesDiscovery::ROLE_LABEL);
-    let said = pod.labels().get(label).ok_or(Unfit::NoRole)?;
+    let said = pod.labels().get(label).ok_or(UnfitReason::NoRole)?;
     let mut roles = [Role::Prefill, Role::Decode, Role::Both].into_iter();
-    roles.find(|role| role.name() == said).ok_or(Unfit::UnknownRole)
+    roles.find(|role| role.name() == said).ok_or(UnfitReason::UnknownRole)
 }
 
 /// The port in the pod's annotation, or otherwise in the configuration; `None` if neither has one.
@@ -217,10 +217,10 @@ fn optional(
     pod: &Pod,
     annotation: &str,
     configured: Option<&PodPort>,
-) -> Result<Option<u16>, Unfit> {
+) -> Result<Option<u16>, UnfitReason> {
     match (pod.annotations().get(annotation), configured) {
         (Some(said), _) => {
-            let invalid = || Unfit::NoPort(said.chars().take(ANNOTATION_MAX).collect());
+            let invalid = || UnfitReason::NoPort(said.chars().take(ANNOTATION_MAX).collect());
             let port = PodPort::parse(said).ok_or_else(invalid)?;
             number(pod, &port).map(Some)
         }
@@ -230,7 +230,7 @@ fn optional(
 }
 
 /// The number of a port; a named port is looked up in the pod's containers.
-fn number(pod: &Pod, port: &PodPort) -> Result<u16, Unfit> {
+fn number(pod: &Pod, port: &PodPort) -> Result<u16, UnfitReason> {
     let name = match port {
         PodPort::Number(number) => return Ok(*number),
         PodPort::Name(name) => name,
@@ -244,7 +244,7 @@ fn number(pod: &Pod, port: &PodPort) -> Result<u16, Unfit> {
     ports
         .find(|port| port.name.as_ref() == Some(name))
         .and_then(|port| u16::try_from(port.container_port).ok())
-        .ok_or_else(|| Unfit::NoPort(name.clone()))
+        .ok_or_else(|| UnfitReason::NoPort(name.clone()))
 }
 
 #[cfg(test)]

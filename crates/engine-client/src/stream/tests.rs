@@ -20,7 +20,7 @@ use tokio_rustls::{TlsAcceptor, server};
 
 use super::*;
 use crate::tls::TlsSettings;
-use crate::wire::{Broken, Connection, EngineRequest, Unanswered};
+use crate::wire::{Broken, Connection, EngineRequest, NoReplyReason};
 
 type Engine = server::TlsStream<TcpStream>;
 
@@ -70,7 +70,7 @@ async fn pair() -> (Stream, Engine) {
 async fn has_arrived(stream: &Stream) {
     let Stream::Tls(secured) = stream else { panic!("a stream over TLS") };
     let until = async {
-        while arrived(secured.stream.get_ref().0.socket()) != Arrived::Bytes {
+        while arrived(secured.stream.get_ref().0.socket()) != ArrivedData::Bytes {
             tokio::task::yield_now().await;
         }
     };
@@ -78,7 +78,7 @@ async fn has_arrived(stream: &Stream) {
 }
 
 /// Reads what has arrived, until `expected` is the result.
-async fn becomes(stream: &mut Stream, expected: Arrived) {
+async fn becomes(stream: &mut Stream, expected: ArrivedData) {
     let until = async {
         while stream.arrived() != expected {
             tokio::task::yield_now().await;
@@ -103,13 +103,13 @@ async fn session_tickets_and_new_keys_are_not_part_of_a_reply() {
     let (mut near, mut engine) = pair().await;
     // The tickets follow the handshake.
     has_arrived(&near).await;
-    assert_eq!(near.arrived(), Arrived::Nothing);
+    assert_eq!(near.arrived(), ArrivedData::Nothing);
     engine.get_mut().1.refresh_traffic_keys().unwrap();
     engine.flush().await.unwrap();
     has_arrived(&near).await;
-    assert_eq!(near.arrived(), Arrived::Nothing);
+    assert_eq!(near.arrived(), ArrivedData::Nothing);
     engine.write_all(b"late").await.unwrap();
-    becomes(&mut near, Arrived::Bytes).await;
+    becomes(&mut near, ArrivedData::Bytes).await;
 }
 
 #[tokio::test]
@@ -117,24 +117,24 @@ async fn a_connection_has_ended_after_close_notify_and_after_the_end_of_tcp() {
     let (mut near, mut engine) = pair().await;
     engine.get_mut().1.send_close_notify();
     engine.flush().await.unwrap();
-    becomes(&mut near, Arrived::End).await;
+    becomes(&mut near, ArrivedData::End).await;
     let (mut near, mut engine) = pair().await;
     engine.get_mut().0.shutdown().await.unwrap();
-    becomes(&mut near, Arrived::End).await;
+    becomes(&mut near, ArrivedData::End).await;
 }
 
 #[tokio::test]
 async fn a_connection_is_not_usable_in_the_middle_of_a_record() {
     let (mut near, mut engine) = pair().await;
     has_arrived(&near).await;
-    assert_eq!(near.arrived(), Arrived::Nothing);
+    assert_eq!(near.arrived(), ArrivedData::Nothing);
     let late = record(&mut engine, b"late");
     for (from, to) in [(0, 3), (3, 5), (5, late.len() - 1)] {
         engine.get_mut().0.write_all(&late[from..to]).await.unwrap();
-        becomes(&mut near, Arrived::End).await;
+        becomes(&mut near, ArrivedData::End).await;
     }
     engine.get_mut().0.write_all(&late[late.len() - 1..]).await.unwrap();
-    becomes(&mut near, Arrived::Bytes).await;
+    becomes(&mut near, ArrivedData::Bytes).await;
 }
 
 #[tokio::test]
@@ -147,7 +147,7 @@ async fn messages_of_tls_without_end_make_a_connection_unusable() {
             }
         }
     };
-    tokio::join!(key_updates, becomes(&mut near, Arrived::End));
+    tokio::join!(key_updates, becomes(&mut near, ArrivedData::End));
 }
 
 fn ask() -> EngineRequest {
@@ -249,7 +249,7 @@ async fn a_refusal_of_the_routers_certificate_is_known_as_such() {
     };
     let (answer, refused) = tokio::join!(exchange, acceptor.accept(far));
     assert!(refused.is_err());
-    assert_eq!(answer.err(), Some(Unanswered::Refused(AlertDescription::CertificateRequired)));
+    assert_eq!(answer.err(), Some(NoReplyReason::Refused(AlertDescription::CertificateRequired)));
 }
 
 #[tokio::test]
@@ -266,7 +266,7 @@ async fn a_failed_handshake_names_its_problem() {
     for (host, why) in [
         ("[::1]", "its certificate is not for the name ::1"),
         ("localhost.example", "its certificate is not for the name localhost.example"),
-        ("a..b", "its host is no name that a certificate can be for: set engine_tls.server_name"),
+        ("a..b", "its host is not a name that a certificate can have: set engine_tls.server_name"),
     ] {
         assert_eq!(connect(host, settings()).await.as_deref(), Some(why));
     }

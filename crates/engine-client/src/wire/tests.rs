@@ -56,7 +56,7 @@ async fn a_request_is_written_as_it_is_and_its_answer_read_to_its_end() {
         let begun = begun.unwrap();
         assert_eq!((begun.status, begun.keeps), (StatusCode::OK, true));
         assert_eq!(all(&mut wire, begun).await.unwrap(), b"hello");
-        assert_eq!(wire.arrived(), Arrived::Nothing);
+        assert_eq!(wire.arrived(), ArrivedData::Nothing);
     }
 }
 
@@ -92,7 +92,7 @@ async fn an_error_before_the_end_of_a_request_counts_and_the_connection_is_spent
 
 #[tokio::test]
 async fn a_success_before_the_end_of_a_request_is_not_its_reply() {
-    let early = Unanswered::Early;
+    let early = NoReplyReason::Early;
     let (fresh, kept) = (pair().await, kept_pair().await);
     assert_eq!(answered_early(fresh, 200).await, Err(early));
     assert_eq!(answered_early(kept, 200).await, Err(STALE));
@@ -109,13 +109,13 @@ async fn an_early_refusal_on_a_kept_connection_may_be_that_of_another_request() 
     assert_eq!(answered_early(kept_pair().await, 413).await, Ok(413));
 }
 
-const STALE: Unanswered = Unanswered::Stale { sent: true };
+const STALE: NoReplyReason = NoReplyReason::Stale { sent: true };
 
 /// Sends a long request, of which the engine reads a few bytes before it answers.
 async fn answered_early(
     (mut wire, mut engine): (Connection, TcpStream),
     status: u16,
-) -> Result<u16, Unanswered> {
+) -> Result<u16, NoReplyReason> {
     let request = ask(vec![0; 64 << 20].into());
     let answer = format!("HTTP/1.1 {status} X\r\ncontent-length: 0\r\n\r\n");
     let early = async {
@@ -142,7 +142,7 @@ async fn a_truncated_answer_is_detected() {
         engine.shutdown().await.unwrap();
         match wire.exchange(&ask("x".into())).await {
             Ok(begun) => assert_eq!(all(&mut wire, begun).await, Err(Broken::Closed), "{answer}"),
-            Err(unanswered) => assert_eq!(unanswered, Unanswered::Closed, "{answer}"),
+            Err(unanswered) => assert_eq!(unanswered, NoReplyReason::Closed, "{answer}"),
         }
     }
 }
@@ -151,7 +151,7 @@ async fn a_truncated_answer_is_detected() {
 async fn nothing_is_written_to_a_kept_connection_that_ended_or_has_bytes() {
     for (late, hangs_up) in [("HTTP/1.1 408 Late\r\n\r\n", false), ("x", false), ("", true)] {
         let (mut wire, mut engine) = kept_pair().await;
-        assert_eq!(wire.arrived(), Arrived::Nothing);
+        assert_eq!(wire.arrived(), ArrivedData::Nothing);
         engine.write_all(late.as_bytes()).await.unwrap();
         if hangs_up {
             engine.shutdown().await.unwrap();
@@ -160,8 +160,8 @@ async fn nothing_is_written_to_a_kept_connection_that_ended_or_has_bytes() {
         let request = ask("body".into());
         let unanswered = wire.exchange(&request).await.err();
         let expected = match hangs_up {
-            true => Unanswered::Stale { sent: false },
-            false => Unanswered::Unsolicited,
+            true => NoReplyReason::Stale { sent: false },
+            false => NoReplyReason::Unsolicited,
         };
         assert_eq!(unanswered, Some(expected), "{late}");
         assert!(request.body.send().is_some(), "it was not sent");
@@ -185,7 +185,7 @@ async fn a_kept_connection_that_ends_or_gives_up_waiting_has_not_answered() {
             engine.shutdown().await.unwrap();
         };
         let (unanswered, ()) = tokio::join!(wire.exchange(&request), ends);
-        assert_eq!(unanswered.err(), Some(Unanswered::Stale { sent: true }), "{late}");
+        assert_eq!(unanswered.err(), Some(NoReplyReason::Stale { sent: true }), "{late}");
     }
 }
 
@@ -199,7 +199,7 @@ async fn an_unreadable_answer_names_its_problem() {
         let (mut wire, mut engine) = pair().await;
         engine.write_all(answer.as_bytes()).await.unwrap();
         let unanswered = wire.exchange(&ask("x".into())).await.err();
-        assert_eq!(unanswered, Some(Unanswered::Malformed(why)), "{answer}");
+        assert_eq!(unanswered, Some(NoReplyReason::Malformed(why)), "{answer}");
     }
 }
 

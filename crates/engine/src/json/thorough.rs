@@ -29,7 +29,7 @@ pub(super) fn pick<'de, R: Read<'de>, const COUNT: usize>(
     mut deserializer: serde_json::Deserializer<R>,
     names: [&str; COUNT],
 ) -> Result<[Option<&'de str>; COUNT], ShapeError> {
-    let picked = deserializer.deserialize_map(Picking { names })?;
+    let picked = deserializer.deserialize_map(MemberPicker { names })?;
     deserializer.end()?;
     Ok(picked)
 }
@@ -90,11 +90,11 @@ impl<'de> Visitor<'de> for Table<'de> {
 }
 
 /// Finds the members with given names.
-struct Picking<'n, const COUNT: usize> {
+struct MemberPicker<'n, const COUNT: usize> {
     names: [&'n str; COUNT],
 }
 
-impl<'de, const COUNT: usize> Visitor<'de> for Picking<'_, COUNT> {
+impl<'de, const COUNT: usize> Visitor<'de> for MemberPicker<'_, COUNT> {
     type Value = [Option<&'de str>; COUNT];
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -17,7 +17,7 @@ const TOKENS: &str = "remote_num_tokens";
 
 /// Why pinned KV cannot be read back exactly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NotExact {
+pub enum InexactPin {
     /// The blocks are in several cache groups (sliding windows, several attention types), whose ids
     /// do not stand for the same tokens.
     #[error("pinned KV in {0} cache groups")]
@@ -108,12 +108,12 @@ impl PinnedKv {
     ///
     /// # Errors
     /// Why the KV cannot be read back exactly.
-    pub fn check(&self, block_size: u32) -> Result<(), NotExact> {
-        let [ids] = &self.groups[..] else { return Err(NotExact::Groups(self.groups.len())) };
+    pub fn check(&self, block_size: u32) -> Result<(), InexactPin> {
+        let [ids] = &self.groups[..] else { return Err(InexactPin::Groups(self.groups.len())) };
         let (ids, tokens) = (ids.len(), self.tokens);
         match block_size > 0 && tokens.div_ceil(block_size) as usize == ids {
             true => Ok(()),
-            false => Err(NotExact::Count { ids, tokens, block_size }),
+            false => Err(InexactPin::Count { ids, tokens, block_size }),
         }
     }
 

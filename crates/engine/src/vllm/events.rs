@@ -18,7 +18,7 @@ pub use error::{DecodeError, DecodeProblem};
 pub use group::GroupFilter;
 
 use cursor::Cursor;
-use stored::{Removed, Stored};
+use stored::{RemovedEvent, StoredEvent};
 
 /// Bounds on one payload. Exceeding one is a [`DecodeError`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ pub struct EventBatch {
     /// The changes, in the order in which they took place.
     pub events: Vec<KvEvent>,
     /// The number of events that are not in `events`, by reason.
-    pub skipped: Skipped,
+    pub skipped: SkippedEvents,
 }
 
 impl EventBatch {
@@ -86,7 +86,7 @@ impl EventBatch {
 
 /// Events of a batch that were parsed and left out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Skipped {
+pub struct SkippedEvents {
     /// Events with a tag that this decoder does not know.
     pub unknown_events: u32,
     /// Events of cache groups other than full attention (sliding window, state space layers) in
@@ -192,14 +192,17 @@ impl BatchReader<'_> {
         Ok(EventBatch { timestamp_s, rank, events, skipped })
     }
 
-    fn events(&mut self, cursor: &mut Cursor<'_>) -> Result<(Vec<KvEvent>, Skipped), DecodeError> {
+    fn events(
+        &mut self,
+        cursor: &mut Cursor<'_>,
+    ) -> Result<(Vec<KvEvent>, SkippedEvents), DecodeError> {
         let count = cursor.array_len("events")?;
         if count > self.limits.max_events {
             let limit = self.limits.max_events;
             return Err(cursor.error("events", DecodeProblem::TooMany { limit }));
         }
         let mut events = Vec::with_capacity(count);
-        let mut skipped = Skipped::default();
+        let mut skipped = SkippedEvents::default();
         for _ in 0..count {
             events.extend(self.event(cursor, &mut skipped)?);
         }
@@ -210,7 +213,7 @@ impl BatchReader<'_> {
     fn event(
         &mut self,
         cursor: &mut Cursor<'_>,
-        skipped: &mut Skipped,
+        skipped: &mut SkippedEvents,
     ) -> Result<Option<KvEvent>, DecodeError> {
         let start = cursor.clone();
         let (tag, is_map) = tag(cursor)?;
@@ -218,9 +221,10 @@ impl BatchReader<'_> {
         match tag {
             "BlockStored" => {
                 let max_blocks = self.limits.max_blocks_per_event.min(self.blocks_left);
-                let mut stored = Stored::new(max_blocks);
+                let mut stored = StoredEvent::new(max_blocks);
                 for index in 0..items {
-                    let key = if is_map { cursor.str("event key")? } else { Stored::key(index) };
+                    let key =
+                        if is_map { cursor.str("event key")? } else { StoredEvent::key(index) };
                     stored.field(key, cursor)?;
                 }
                 if !self.groups.learn(stored.group, stored.spec_kind) {
@@ -234,9 +238,10 @@ impl BatchReader<'_> {
             }
             "BlockRemoved" => {
                 let max_blocks = self.limits.max_blocks_per_event.min(self.blocks_left);
-                let mut removed = Removed::new(max_blocks);
+                let mut removed = RemovedEvent::new(max_blocks);
                 for index in 0..items {
-                    let key = if is_map { cursor.str("event key")? } else { Removed::key(index) };
+                    let key =
+                        if is_map { cursor.str("event key")? } else { RemovedEvent::key(index) };
                     removed.field(key, cursor)?;
                 }
                 if !self.groups.counts(removed.group) {

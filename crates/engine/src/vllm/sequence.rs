@@ -21,7 +21,7 @@ mod tests;
 
 /// A batch with its number. The largest number is reserved for the end of a replay.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Numbered {
+pub(super) struct NumberedBatch {
     pub(super) sequence: u64,
     pub(super) payload: Bytes,
 }
@@ -30,7 +30,7 @@ pub(super) struct Numbered {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Action {
     /// Deliver the batch.
-    Deliver(Numbered),
+    Deliver(NumberedBatch),
     /// Report that everything delivered so far is void.
     Reset(ResetReason),
     /// Start a replay, in place of a running one.
@@ -82,7 +82,7 @@ pub(super) struct Sequencer {
     /// The last live number on this connection.
     last_live: Option<u64>,
     /// Live batches that arrived during a replay.
-    buffer: VecDeque<Numbered>,
+    buffer: VecDeque<NumberedBatch>,
     buffered_bytes: usize,
     /// Whether `Synced` was reported for this connection.
     synced: bool,
@@ -180,7 +180,7 @@ impl Sequencer {
     }
 
     /// A live batch arrived.
-    pub(super) fn live(&mut self, batch: Numbered, out: &mut Vec<Action>) {
+    pub(super) fn live(&mut self, batch: NumberedBatch, out: &mut Vec<Action>) {
         let restarted = self.last_live.is_some_and(|last| batch.sequence <= last);
         self.last_live = Some(batch.sequence);
         match self.phase {
@@ -212,7 +212,7 @@ impl Sequencer {
     }
 
     /// A replayed batch arrived.
-    pub(super) fn replayed(&mut self, batch: Numbered, out: &mut Vec<Action>) {
+    pub(super) fn replayed(&mut self, batch: NumberedBatch, out: &mut Vec<Action>) {
         let Phase::Replaying { anchor, starts_over, progressed } = &mut self.phase else {
             return;
         };
@@ -321,8 +321,8 @@ impl Sequencer {
         }
     }
 
-    fn deliver(&mut self, batch: Numbered, out: &mut Vec<Action>) {
-        let Numbered { sequence, payload } = &batch;
+    fn deliver(&mut self, batch: NumberedBatch, out: &mut Vec<Action>) {
+        let NumberedBatch { sequence, payload } = &batch;
         self.next = sequence.checked_add(1);
         self.last = Some(Anchor { sequence: *sequence, fingerprint: fingerprint(payload) });
         out.push(Action::Deliver(batch));
@@ -338,7 +338,7 @@ impl Sequencer {
 
     /// Keeps a live batch for later. The oldest ones are dropped first: a replay fetches them
     /// again, while the newest shows that some are missing.
-    fn buffer(&mut self, batch: Numbered) {
+    fn buffer(&mut self, batch: NumberedBatch) {
         self.buffered_bytes += batch.payload.len();
         self.buffer.push_back(batch);
         while self.buffer.len() > self.limits.max_batches

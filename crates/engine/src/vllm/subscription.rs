@@ -16,7 +16,7 @@ mod replay;
 mod session;
 
 use super::events::{DecodeError, DecodeLimits, EventBatch};
-use crate::zmtp::{Admits, Endpoint, Pace, WireError};
+use crate::zmtp::{AddressFilter, Endpoint, Pace, WireError};
 pub use check::{LiveStream, ReplayCheckError};
 use session::Session;
 
@@ -38,7 +38,7 @@ pub struct Subscription {
     /// Combines the reads of a busy stream; `None` reads each message when it arrives.
     pub pacing: Option<Pacing>,
     /// Which addresses are allowed, checked at each look-up; `None` allows all.
-    pub admits: Option<Admits>,
+    pub admits: Option<AddressFilter>,
     /// Becomes true after the handshake with the engine's publisher.
     pub connected: Option<watch::Sender<bool>>,
 }
@@ -114,8 +114,8 @@ impl Subscription {
         let mut client = replay::ReplayClient::new(timeout, max_bytes, self.admits.clone());
         client.start(endpoint, 0);
         match client.next().await {
-            Ok(message::Replayed::Batch(batch)) => Some(batch.sequence),
-            Ok(message::Replayed::End) | Err(replay::ReplayFailed) => None,
+            Ok(message::ReplayMessage::Batch(batch)) => Some(batch.sequence),
+            Ok(message::ReplayMessage::End) | Err(replay::ReplayFailed) => None,
         }
     }
 

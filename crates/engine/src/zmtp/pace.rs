@@ -51,7 +51,7 @@ enum Stream {
 }
 
 /// A stream whose reads are combined while it is busy.
-pub(super) struct Paced {
+pub(super) struct PacedStream {
     stream: Stream,
     pace: Option<Pace>,
     /// Time of the last read.
@@ -66,7 +66,7 @@ pub(super) struct Paced {
     scratch: Vec<u8>,
 }
 
-impl Paced {
+impl PacedStream {
     pub(super) fn new(stream: TcpStream) -> Self {
         let (stream, scratch) = (Stream::Watched(stream), Vec::new());
         let (read_at, in_a_row, bytes, was_full) = (None, 0, 0, false);
@@ -191,17 +191,17 @@ mod tests {
     /// An interval that no test lasts.
     const HOUR: Duration = Duration::from_secs(3600);
 
-    async fn pair(every: Duration) -> (Paced, TcpStream) {
+    async fn pair(every: Duration) -> (PacedStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let connecting = TcpStream::connect(listener.local_addr().unwrap());
         let (ours, theirs) = tokio::join!(connecting, listener.accept());
-        let mut paced = Paced::new(ours.unwrap());
+        let mut paced = PacedStream::new(ours.unwrap());
         paced.set_pace(Pace { every, since: Instant::now() });
         (paced, theirs.unwrap().0)
     }
 
     /// Sends and reads messages one by one until this many were read.
-    async fn messages(paced: &mut Paced, peer: &mut TcpStream, count: u32) {
+    async fn messages(paced: &mut PacedStream, peer: &mut TcpStream, count: u32) {
         for _ in 0..count {
             peer.write_all(b"message").await.unwrap();
             assert_eq!(paced.read(&mut BytesMut::new(), true).await.unwrap(), 7);

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use serde_json::Value;
-use splitrail_engine::nixl::{HandOffError, NotExact, PinnedKv};
+use splitrail_engine::nixl::{HandOffError, InexactPin, PinnedKv};
 
 /// The value in the reply of a decode leg of vLLM 0.32: 200 tokens of prompt and 100 of reply, in
 /// blocks of 32.
@@ -31,12 +31,12 @@ fn a_recorded_reply_is_cut_to_whole_blocks_and_otherwise_kept_byte_for_byte() {
 #[test]
 fn a_pin_that_cannot_be_read_exactly_can_only_be_released() {
     let other = pinned(RECORDED);
-    let count = NotExact::Count { ids: 10, tokens: 299, block_size: 16 };
+    let count = InexactPin::Count { ids: 10, tokens: 299, block_size: 16 };
     assert_eq!(other.check(16), Err(count), "blocks of another size");
     assert_eq!(other.read_json(7, 16), None);
     let groups = RECORDED.replace("[[132,", "[[1],[132,");
     let groups = pinned(&groups);
-    assert_eq!((groups.check(32), groups.blocks()), (Err(NotExact::Groups(2)), 11));
+    assert_eq!((groups.check(32), groups.blocks()), (Err(InexactPin::Groups(2)), 11));
     assert_eq!(groups.read_json(1, 32), None);
     assert!(groups.release_json().unwrap().contains("[[1],[132,"));
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use splitrail_engine::vllm::subscription::{Subscription, Update};
-use splitrail_engine::zmtp::{Admits, Endpoint, WireError};
+use splitrail_engine::zmtp::{AddressFilter, Endpoint, WireError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -59,7 +59,7 @@ async fn addresses_that_are_not_admitted_are_not_connected_to() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let endpoint: Endpoint = format!("tcp://localhost:{port}").parse().unwrap();
-    let admits = Some(Admits::new(|ip| !ip.is_loopback()));
+    let admits = Some(AddressFilter::new(|ip| !ip.is_loopback()));
     let subscription = Subscription { admits, ..Subscription::new(endpoint, None) };
     let (sink, mut updates) = mpsc::channel(4);
     let mut tasks = JoinSet::new();

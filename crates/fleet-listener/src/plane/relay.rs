@@ -13,10 +13,10 @@ use tokio::sync::{mpsc, watch};
 use tonic::{Code, Status};
 
 use super::model::PlaneModel;
-use super::slots::{Latest, RelayMark, Slot};
+use super::slots::{LatestReports, RelayMark, Slot};
 use super::terms;
-use crate::credentials::Allowed;
-use crate::inbound::{Inbound, Received, Relayed};
+use crate::credentials::AllowedWorkers;
+use crate::inbound::{Inbound, Input, RelayedMessages};
 use crate::receive::receive;
 
 /// Messages that wait for the session; beyond that the relay waits. Few, because each may have the
@@ -48,9 +48,9 @@ pub(super) async fn serve(model: Arc<PlaneModel>, mut mark: RelayMark) {
     let (to_session, received) = mpsc::channel(QUEUE_MAX);
     let (reply, replies) = mpsc::channel(REPLIES_MAX);
     let connected = model.broker.connected.clone();
-    let inbound = Inbound::Plane(Relayed { received, connected });
+    let inbound = Inbound::Plane(RelayedMessages { received, connected });
     // The broker's permissions decide who may publish for which worker.
-    let receiving = receive(Arc::clone(&model.context), inbound, reply, Allowed::default());
+    let receiving = receive(Arc::clone(&model.context), inbound, reply, AllowedWorkers::default());
     let relaying = async {
         let slot = Arc::clone(mark.slot());
         let latest = slot.latest.subscribe();
@@ -92,7 +92,7 @@ impl Position {
 
 /// The need for a snapshot.
 #[derive(Debug)]
-struct Need {
+struct SnapshotNeed {
     reason: String,
     since: Instant,
     /// Nothing is requested before this time, since the session may request a snapshot itself.
@@ -113,13 +113,13 @@ struct Target {
 struct Relay<'r> {
     model: &'r PlaneModel,
     slot: &'r Slot,
-    to_session: mpsc::Sender<Received>,
+    to_session: mpsc::Sender<Input>,
     replies: mpsc::Receiver<Result<v1::AttachResponse, Status>>,
-    latest: watch::Receiver<Latest>,
+    latest: watch::Receiver<LatestReports>,
     hello: v1::Hello,
     /// `None` while a snapshot is needed.
     sent: Option<Position>,
-    need: Option<Need>,
+    need: Option<SnapshotNeed>,
     load_number: u64,
     has_said_bye: bool,
     /// What the shim reported as published and has not arrived yet.
@@ -130,23 +130,23 @@ struct Relay<'r> {
 }
 
 /// The relay has ended; holds the pause before the next relay.
-struct Ended(Duration);
+struct RelayEnd(Duration);
 
 impl Relay<'_> {
     async fn run(mut self) -> Duration {
-        let Ended(pause) = match self.start().await {
+        let RelayEnd(pause) = match self.start().await {
             Ok(()) => self.relay().await,
             Err(ended) => ended,
         };
         pause
     }
 
-    async fn start(&mut self) -> Result<(), Ended> {
+    async fn start(&mut self) -> Result<(), RelayEnd> {
         let latest = self.latest.borrow_and_update().clone();
         let (Some(hello), Some(theirs)) = (latest.hello, latest.terms) else {
-            return Err(Ended(PAUSE));
+            return Err(RelayEnd(PAUSE));
         };
-        let ours = self.model.terms().ok_or(Ended(PAUSE_AFTER_REFUSAL))?;
+        let ours = self.model.terms().ok_or(RelayEnd(PAUSE_AFTER_REFUSAL))?;
         if !terms::agree(&ours, &theirs) {
             self.model.count_refused("terms");
             self.model.context.count(Code::FailedPrecondition);
@@ -156,7 +156,7 @@ impl Relay<'_> {
                 worker,
                 "a shim hashes blocks in another way than this router; it is refused"
             );
-            return Err(Ended(PAUSE_AFTER_REFUSAL));
+            return Err(RelayEnd(PAUSE_AFTER_REFUSAL));
         }
         self.hello = hello.clone();
         // `reports` ensures that this is the same process, or that the previous one is gone.
@@ -173,11 +173,11 @@ impl Relay<'_> {
                 Ok(())
             }
             Some(Err(status)) => Err(pause_after(&status)),
-            _ => Err(Ended(PAUSE)),
+            _ => Err(RelayEnd(PAUSE)),
         }
     }
 
-    async fn relay(&mut self) -> Ended {
+    async fn relay(&mut self) -> RelayEnd {
         // Reports from before the welcome must be handled as well.
         self.latest.mark_changed();
         loop {
@@ -198,7 +198,7 @@ impl Relay<'_> {
         }
     }
 
-    async fn proceed(&mut self) -> Result<(), Ended> {
+    async fn proceed(&mut self) -> Result<(), RelayEnd> {
         let silence = self.latest.borrow().at.elapsed();
         let most = self.model.config.disconnect_grace;
         let most = if self.has_said_bye { most.min(BYE_SILENCE) } else { most };
@@ -208,7 +208,7 @@ impl Relay<'_> {
                 worker = self.slot.token,
                 "a shim has been silent for too long"
             );
-            return Err(Ended(PAUSE));
+            return Err(RelayEnd(PAUSE));
         }
         self.queue().await?;
         if self.need.is_some() {
@@ -218,7 +218,10 @@ impl Relay<'_> {
         self.check_behind().await
     }
 
-    fn answered(&mut self, reply: Option<Result<v1::AttachResponse, Status>>) -> Result<(), Ended> {
+    fn answered(
+        &mut self,
+        reply: Option<Result<v1::AttachResponse, Status>>,
+    ) -> Result<(), RelayEnd> {
         match reply {
             Some(Ok(reply)) => {
                 if let Some(RouterMessage::Resync(resync)) = reply.message {
@@ -228,20 +231,20 @@ impl Relay<'_> {
                 Ok(())
             }
             Some(Err(status)) => Err(pause_after(&status)),
-            None => Err(Ended(PAUSE)),
+            None => Err(RelayEnd(PAUSE)),
         }
     }
 
     /// Passes on what is new in the last report.
-    async fn report(&mut self) -> Result<(), Ended> {
+    async fn report(&mut self) -> Result<(), RelayEnd> {
         let latest = self.latest.borrow_and_update().clone();
-        let Some(hello) = latest.hello else { return Err(Ended(Duration::ZERO)) };
+        let Some(hello) = latest.hello else { return Err(RelayEnd(Duration::ZERO)) };
         let is_same = |one: &v1::Hello, other: &v1::Hello| {
             (&one.instance_id, &one.url, &one.model, one.role)
                 == (&other.instance_id, &other.url, &other.model, other.role)
         };
         if !is_same(&hello, &self.hello) {
-            return Err(Ended(Duration::ZERO));
+            return Err(RelayEnd(Duration::ZERO));
         }
         if hello.capabilities != self.hello.capabilities {
             let capabilities = hello.capabilities.clone().unwrap_or_default();
@@ -278,7 +281,7 @@ impl Relay<'_> {
     }
 
     /// Passes waiting messages on until one is missing.
-    async fn queue(&mut self) -> Result<(), Ended> {
+    async fn queue(&mut self) -> Result<(), RelayEnd> {
         for _ in 0..MESSAGES_PER_TURN {
             let Some(at) = self.sent.clone() else { return Ok(()) };
             let Some(waiting) = self.slot.pop() else { return Ok(()) };
@@ -317,7 +320,7 @@ impl Relay<'_> {
 
     /// Handles a waiting message of another mirror. If the store still has this mirror's snapshot,
     /// the message is of an earlier mirror and is dropped.
-    async fn other_mirror(&mut self, at: &Position) -> Result<(), Ended> {
+    async fn other_mirror(&mut self, at: &Position) -> Result<(), RelayEnd> {
         let label = self.model.label(&self.slot.token).await.ok().flatten();
         if label.is_some_and(|label| label.mirror_id == at.mirror_id) {
             self.slot.keep(&at.mirror_id);
@@ -325,7 +328,7 @@ impl Relay<'_> {
         }
         self.sent = None;
         self.need("mirror", Duration::ZERO);
-        self.send(Received::OutOfStep).await
+        self.send(Input::OutOfStep).await
     }
 
     fn need(&mut self, reason: &str, delay: Duration) {
@@ -335,14 +338,19 @@ impl Relay<'_> {
             None => {
                 let reason = reason.to_owned();
                 let since = Instant::now();
-                self.need =
-                    Some(Need { reason, since, not_before, must_include: None, asked_at: None });
+                self.need = Some(SnapshotNeed {
+                    reason,
+                    since,
+                    not_before,
+                    must_include: None,
+                    asked_at: None,
+                });
             }
         }
     }
 
     /// Fetches a snapshot that the waiting messages follow; requests one if there is none.
-    async fn snapshot(&mut self) -> Result<(), Ended> {
+    async fn snapshot(&mut self) -> Result<(), RelayEnd> {
         let now = Instant::now();
         let Some(need) = self.need.as_mut().filter(|need| now >= need.not_before) else {
             return Ok(());
@@ -387,7 +395,7 @@ impl Relay<'_> {
         }
     }
 
-    async fn fetch(&mut self, wanted: &Label) -> Result<(), Ended> {
+    async fn fetch(&mut self, wanted: &Label) -> Result<(), RelayEnd> {
         // The semaphore is never closed.
         let Ok(_permit) = self.model.fetching.acquire().await else { return Ok(()) };
         // Messages of other mirrors are older than this snapshot.
@@ -404,12 +412,12 @@ impl Relay<'_> {
                 let (model, worker) = (&self.model.name, self.slot.token.as_str());
                 tracing::info!(model, worker, %error, "a snapshot cannot be fetched: trying again");
                 // The session discards a partial snapshot when this relay ends.
-                if has_begun { Err(Ended(PAUSE)) } else { Ok(()) }
+                if has_begun { Err(RelayEnd(PAUSE)) } else { Ok(()) }
             }
         }
     }
 
-    async fn parts(&mut self, has_begun: &mut bool) -> Result<std::io::Result<Position>, Ended> {
+    async fn parts(&mut self, has_begun: &mut bool) -> Result<std::io::Result<Position>, RelayEnd> {
         let mut fetch = match self.model.fetch(&self.slot.token).await {
             Ok(fetch) => fetch,
             Err(error) => return Ok(Err(error)),
@@ -430,15 +438,15 @@ impl Relay<'_> {
 
     /// Tells the session when everything has arrived; requests a snapshot if published changes do
     /// not arrive.
-    async fn check_behind(&mut self) -> Result<(), Ended> {
+    async fn check_behind(&mut self) -> Result<(), RelayEnd> {
         if self.is_in_step() {
             (self.target, self.is_out_of_step) = (None, false);
-            return self.send(Received::InStep).await;
+            return self.send(Input::InStep).await;
         }
         let Some(since) = self.target.as_ref().map(|target| target.since) else { return Ok(()) };
         if since.elapsed() >= self.model.config.disconnect_grace && !self.is_out_of_step {
             self.is_out_of_step = true;
-            self.send(Received::OutOfStep).await?;
+            self.send(Input::OutOfStep).await?;
         }
         let is_late = since.elapsed() >= OVERDUE && self.last_change_at.elapsed() >= OVERDUE;
         if self.sent.is_none() || !is_late || !self.slot.is_empty() {
@@ -454,25 +462,25 @@ impl Relay<'_> {
             if let Some(need) = &mut self.need {
                 need.must_include = Some(Position { mirror_id, sequence });
             }
-            return self.send(Received::OutOfStep).await;
+            return self.send(Input::OutOfStep).await;
         }
         Ok(())
     }
 
-    async fn send_message(&self, message: Message) -> Result<(), Ended> {
-        self.send(Received::Message(Some(Box::new(message)))).await
+    async fn send_message(&self, message: Message) -> Result<(), RelayEnd> {
+        self.send(Input::Message(Some(Box::new(message)))).await
     }
 
-    async fn send(&self, item: Received) -> Result<(), Ended> {
-        self.to_session.send(item).await.map_err(|_| Ended(PAUSE))
+    async fn send(&self, item: Input) -> Result<(), RelayEnd> {
+        self.to_session.send(item).await.map_err(|_| RelayEnd(PAUSE))
     }
 }
 
 /// The pause after a session has ended a relay with a status.
-fn pause_after(status: &Status) -> Ended {
+fn pause_after(status: &Status) -> RelayEnd {
     match status.code() {
-        Code::Aborted | Code::Unavailable => Ended(Duration::from_secs(1)),
-        _ => Ended(PAUSE_AFTER_REFUSAL),
+        Code::Aborted | Code::Unavailable => RelayEnd(Duration::from_secs(1)),
+        _ => RelayEnd(PAUSE_AFTER_REFUSAL),
     }
 }
 

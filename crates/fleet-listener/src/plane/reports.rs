@@ -14,7 +14,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::model::PlaneModel;
 use super::relay;
-use super::slots::{Latest, Slot};
+use super::slots::{LatestReports, Slot};
 
 /// Interval at which it is checked which workers need a relay.
 const RELAY_CHECK: Duration = Duration::from_millis(100);
@@ -122,7 +122,7 @@ fn take_report(model: &PlaneModel, message: &Message) {
 /// another address, is refused until the known process has been silent for `occupied`; then the new
 /// process must introduce itself with a hello.
 fn accept_report(
-    latest: &mut Latest,
+    latest: &mut LatestReports,
     report: v1::PlaneReport,
     now: Instant,
     occupied: Duration,
@@ -169,7 +169,8 @@ mod tests {
         let slot = Slots::new(1).slot("w").unwrap();
         let mut latest = slot.latest.borrow().clone();
         let now = Instant::now();
-        let note = |latest: &mut Latest, report, now| accept_report(latest, report, now, OCCUPIED);
+        let note =
+            |latest: &mut LatestReports, report, now| accept_report(latest, report, now, OCCUPIED);
         assert!(note(&mut latest, report("first", Some("http://a:1")), now));
         // No other process replaces it, whatever its address, and it cannot move to another
         // address.

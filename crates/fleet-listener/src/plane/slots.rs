@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use splitrail_proto::v1;
 use tokio::sync::{Notify, watch};
 
-use super::waiting::Waiting;
+use super::waiting::WaitingChanges;
 
 /// Maximum memory of one worker's waiting changes in bytes: somewhat more than a shim publishes
 /// between two snapshots.
@@ -50,7 +50,7 @@ pub(super) struct Slot {
     queue: Mutex<Queue>,
     /// Notified when the queue gets a message.
     pub(super) news: Notify,
-    pub(super) latest: watch::Sender<Latest>,
+    pub(super) latest: watch::Sender<LatestReports>,
     /// Whether a relay runs for this worker.
     is_relayed: AtomicBool,
     /// Earliest time at which the next relay may start.
@@ -60,7 +60,7 @@ pub(super) struct Slot {
 
 #[derive(Default)]
 struct Queue {
-    messages: VecDeque<Waiting>,
+    messages: VecDeque<WaitingChanges>,
     bytes: usize,
 }
 
@@ -86,7 +86,7 @@ impl Drop for RelayMark {
 
 /// The last reports of a worker.
 #[derive(Clone, Debug)]
-pub(super) struct Latest {
+pub(super) struct LatestReports {
     pub(super) at: Instant,
     pub(super) instance_id: String,
     pub(super) mirror_id: String,
@@ -100,7 +100,7 @@ pub(super) struct Latest {
     pub(super) bye: Option<v1::Bye>,
 }
 
-impl Latest {
+impl LatestReports {
     fn nothing() -> Self {
         Self {
             at: Instant::now(),
@@ -136,7 +136,7 @@ impl Slots {
             secret: rand::random(),
             queue: Mutex::default(),
             news: Notify::new(),
-            latest: watch::Sender::new(Latest::nothing()),
+            latest: watch::Sender::new(LatestReports::nothing()),
             is_relayed: AtomicBool::new(false),
             not_before: Mutex::new(Instant::now()),
             held: Arc::clone(&self.held),
@@ -189,7 +189,7 @@ impl Slot {
 
     /// Adds a message. If there is no room, all waiting messages of this worker are dropped first;
     /// returns whether that happened.
-    pub(super) fn push(&self, message: Waiting) -> bool {
+    pub(super) fn push(&self, message: WaitingChanges) -> bool {
         let bytes = message.bytes();
         let mut queue = lock(&self.queue);
         let all = self.held.bytes.load(Relaxed);
@@ -207,7 +207,7 @@ impl Slot {
     }
 
     /// Takes the oldest message.
-    pub(super) fn pop(&self) -> Option<Waiting> {
+    pub(super) fn pop(&self) -> Option<WaitingChanges> {
         let mut queue = lock(&self.queue);
         let message = queue.messages.pop_front()?;
         queue.bytes -= message.bytes();
@@ -216,7 +216,7 @@ impl Slot {
     }
 
     /// Puts the last message taken back at the front.
-    pub(super) fn put_back(&self, message: Waiting) {
+    pub(super) fn put_back(&self, message: WaitingChanges) {
         let mut queue = lock(&self.queue);
         self.held.bytes.fetch_add(message.bytes(), Relaxed);
         queue.bytes += message.bytes();
@@ -228,7 +228,7 @@ impl Slot {
         let mut queue = lock(&self.queue);
         let before = queue.bytes;
         queue.messages.retain(|message| message.mirror_id == mirror_id);
-        queue.bytes = queue.messages.iter().map(Waiting::bytes).sum();
+        queue.bytes = queue.messages.iter().map(WaitingChanges::bytes).sum();
         self.free(before - queue.bytes);
     }
 
@@ -267,10 +267,10 @@ mod tests {
     use super::*;
 
     /// A message with a payload of `bytes` bytes.
-    fn message(mirror_id: &str, sequence: u64, bytes: usize) -> Waiting {
-        let empty = Waiting { mirror_id: mirror_id.to_owned(), ..Waiting::default() };
+    fn message(mirror_id: &str, sequence: u64, bytes: usize) -> WaitingChanges {
+        let empty = WaitingChanges { mirror_id: mirror_id.to_owned(), ..WaitingChanges::default() };
         let payload = vec![0; bytes - empty.bytes()].into();
-        Waiting { first: Some(sequence), payload, ..empty }
+        WaitingChanges { first: Some(sequence), payload, ..empty }
     }
 
     #[test]

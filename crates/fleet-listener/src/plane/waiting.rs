@@ -16,7 +16,7 @@ const CAPACITY: usize = 2;
 
 /// A message of changes that waits for its worker's session.
 #[derive(Debug, Default)]
-pub(super) struct Waiting {
+pub(super) struct WaitingChanges {
     /// The mirror that the changes are of.
     pub(super) mirror_id: String,
     /// The number of the first change; `None` if there is none.
@@ -24,7 +24,7 @@ pub(super) struct Waiting {
     pub(super) payload: Box<[u8]>,
 }
 
-impl Waiting {
+impl WaitingChanges {
     /// The memory that the message takes, in bytes.
     pub(super) fn bytes(&self) -> usize {
         size_of::<Self>() + self.mirror_id.len() + self.payload.len()
@@ -81,9 +81,9 @@ impl MessageHead {
 
     /// The message as it waits. The payload is copied, so that it does not keep the buffer in which
     /// it arrived.
-    pub(super) fn into_waiting(self, payload: &Bytes) -> Waiting {
+    pub(super) fn into_waiting(self, payload: &Bytes) -> WaitingChanges {
         let first = self.events.first().map(|events| events.sequence);
-        Waiting { mirror_id: self.mirror_id, first, payload: payload[..].into() }
+        WaitingChanges { mirror_id: self.mirror_id, first, payload: payload[..].into() }
     }
 }
 

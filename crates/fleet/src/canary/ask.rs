@@ -25,7 +25,7 @@ pub(super) struct Reply {
 }
 
 /// The engine did not serve the prompt; a short reason.
-pub(super) struct Refused(pub(super) &'static str);
+pub(super) struct CanaryRefusal(pub(super) &'static str);
 
 /// Asks the engine for its tokens of the prompt, in the forms for which the router knows them and
 /// the engine has an endpoint. vLLM always has `/tokenize`, and `render` with `--enable-scale-out`.
@@ -69,7 +69,7 @@ pub(super) async fn serve(
     prompt: &Prompt,
     adapter: Option<&str>,
     salt: &str,
-) -> Result<Reply, Refused> {
+) -> Result<Reply, CanaryRefusal> {
     let text = prompt.text.as_str();
     let mut body = json!({
         "model": adapter.unwrap_or(served.name()),
@@ -88,7 +88,7 @@ pub(super) async fn serve(
             false => body["prompt"] = text.into(),
         }
         let shape = Shape::whole(endpoint);
-        let reply = post(served, worker, shape, &body).await.map_err(Refused)?;
+        let reply = post(served, worker, shape, &body).await.map_err(CanaryRefusal)?;
         if let Some(reply) = reply {
             let usage = &reply["usage"];
             return Ok(Reply {
@@ -98,7 +98,7 @@ pub(super) async fn serve(
             });
         }
     }
-    Err(Refused("refused"))
+    Err(CanaryRefusal("refused"))
 }
 
 /// Sends one request; returns `None` if the engine rejects it.

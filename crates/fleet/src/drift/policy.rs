@@ -6,7 +6,7 @@ use splitrail_config::model::DriftConfig;
 
 /// Measurements of one worker since its part of the index was built: moving averages per reply.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Measured {
+pub struct Measurements {
     /// Number of replies that were compared.
     pub samples: u64,
     /// Blocks that the index estimated.
@@ -40,7 +40,7 @@ impl Direction {
 
 /// The reactions so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Past {
+pub struct PastReactions {
     /// Resynchronisations in a row after which the worker still found less than estimated.
     pub over_resyncs: u32,
     /// Resynchronisations in a row after which the worker still found more than estimated.
@@ -49,7 +49,7 @@ pub struct Past {
     pub last_resync: Option<Instant>,
 }
 
-impl Past {
+impl PastReactions {
     /// Records a reaction at a time.
     pub fn note(&mut self, reaction: &DriftReaction, now: Instant) {
         match reaction {
@@ -95,8 +95,8 @@ pub struct DriftDecision {
 /// Decides the reaction to one worker's measurements.
 pub fn decide(
     config: &DriftConfig,
-    measured: &Measured,
-    past: &Past,
+    measured: &Measurements,
+    past: &PastReactions,
     now: Instant,
 ) -> DriftDecision {
     if !config.enabled || measured.samples < config.samples_min {
@@ -104,7 +104,7 @@ pub fn decide(
     }
     let beyond =
         |blocks: f64, bound: f64, whole: f64, share: f64| blocks > bound && blocks > share * whole;
-    let Measured { over_blocks, under_blocks, .. } = *measured;
+    let Measurements { over_blocks, under_blocks, .. } = *measured;
     let over = beyond(
         over_blocks,
         config.over_blocks_max,
@@ -155,9 +155,9 @@ mod tests {
         resyncs_max: 3,
     };
 
-    fn measured(promised_blocks: f64, found_blocks: f64) -> Measured {
+    fn measured(promised_blocks: f64, found_blocks: f64) -> Measurements {
         let difference = promised_blocks - found_blocks;
-        Measured {
+        Measurements {
             samples: 100,
             promised_blocks,
             found_blocks,
@@ -166,8 +166,8 @@ mod tests {
         }
     }
 
-    fn first(measured: Measured) -> DriftDecision {
-        decide(&CONFIG, &measured, &Past::default(), Instant::now())
+    fn first(measured: Measurements) -> DriftDecision {
+        decide(&CONFIG, &measured, &PastReactions::default(), Instant::now())
     }
 
     #[test]
@@ -185,7 +185,7 @@ mod tests {
                 "{fine:?}"
             );
         }
-        let few = Measured { samples: 31, ..measured(40.0, 0.0) };
+        let few = Measurements { samples: 31, ..measured(40.0, 0.0) };
         assert_eq!(first(few), DriftDecision { discount: 0.0, reaction: DriftReaction::Wait });
     }
 
@@ -196,14 +196,14 @@ mod tests {
             first(more),
             DriftDecision { discount: 0.0, reaction: DriftReaction::Resync(Direction::Under) }
         );
-        let tired = Past { under_resyncs: 3, ..Past::default() };
+        let tired = PastReactions { under_resyncs: 3, ..PastReactions::default() };
         let decision = decide(&CONFIG, &more, &tired, Instant::now());
         assert_eq!(decision, DriftDecision { discount: 0.0, reaction: DriftReaction::Tolerate });
     }
 
     /// The reactions to a worker that is measured every minute.
-    fn course(minutes: u64, drifts: impl Fn(u64) -> Measured) -> Vec<DriftReaction> {
-        let (start, mut past) = (Instant::now(), Past::default());
+    fn course(minutes: u64, drifts: impl Fn(u64) -> Measurements) -> Vec<DriftReaction> {
+        let (start, mut past) = (Instant::now(), PastReactions::default());
         let reactions = (0..minutes).map(|minute| {
             let now = start + Duration::from_secs(60 * minute);
             let decision = decide(&CONFIG, &drifts(minute), &past, now);
@@ -245,7 +245,7 @@ mod tests {
             over_resyncs in 0u32..5, under_resyncs in 0u32..5, ago in proptest::option::of(0u64..900),
         ) {
             let now = Instant::now() + Duration::from_secs(1000);
-            let measured = Measured {
+            let measured = Measurements {
                 samples,
                 promised_blocks: promised,
                 found_blocks: found,
@@ -253,7 +253,7 @@ mod tests {
                 under_blocks: under,
             };
             let last_resync = ago.map(|ago| now - Duration::from_secs(ago));
-            let past = Past { over_resyncs, under_resyncs, last_resync };
+            let past = PastReactions { over_resyncs, under_resyncs, last_resync };
             let decision = decide(&CONFIG, &measured, &past, now);
             prop_assert!((0.0..=1.0).contains(&decision.discount));
             let broken = samples >= 32 && over > 4.0 && over > 0.25 * promised;

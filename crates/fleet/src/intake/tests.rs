@@ -2,7 +2,7 @@
 //! engine are used.
 #![allow(clippy::unwrap_used)]
 
-use splitrail_engine::vllm::events::Skipped;
+use splitrail_engine::vllm::events::SkippedEvents;
 use splitrail_kv::{HashSeed, Index, IndexConfig, StoredBlock, Tier, WorkerKey};
 use splitrail_sim::{SimConfig, SimEngine};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -50,9 +50,9 @@ models:
     (cluster, served, worker)
 }
 
-fn part(cluster: &Arc<Cluster>, served: &Served, worker: &Arc<Worker>) -> Indexing {
+fn part(cluster: &Arc<Cluster>, served: &Served, worker: &Arc<Worker>) -> IndexPart {
     let (cluster, pool) = (Arc::clone(cluster), Arc::clone(&served.pool));
-    Indexing::new(cluster, served.name().into(), pool, Arc::clone(worker), Some(0))
+    IndexPart::new(cluster, served.name().into(), pool, Arc::clone(worker), Some(0))
 }
 
 /// Where the worker's first rank publishes.
@@ -74,7 +74,7 @@ fn batch(event: KvEvent) -> Update {
         timestamp_s: 0.0,
         rank: None,
         events: vec![event],
-        skipped: Skipped::default(),
+        skipped: SkippedEvents::default(),
     };
     Update::Batch { sequence: 0, batch }
 }
@@ -188,7 +188,7 @@ fn chain(blocks: usize) -> KvEvent {
 fn a_batch_of_many_blocks_leaves_others_their_turn() {
     let mut intake = intake();
     let mut turns_for = |events: Vec<KvEvent>| {
-        let skipped = Skipped::default();
+        let skipped = SkippedEvents::default();
         let batch = EventBatch { timestamp_s: 0.0, rank: None, events, skipped };
         turns(intake.take(Update::Batch { sequence: 0, batch }))
     };
@@ -207,7 +207,7 @@ fn the_portions_of_an_event_have_the_same_effect() {
     let [mut whole, mut divided] = [Index::new(config.clone()), Index::new(config)];
     let key = WorkerKey { worker: 0, rank: 0 };
     whole.apply(key, &event);
-    let mut applied = Applied::default();
+    let mut applied = AppliedBlocks::default();
     portions(&event).for_each(|portion| applied += divided.apply(key, &portion));
     assert_eq!(applied.stored, blocks_of(&event));
     assert!(whole.snapshot(key).eq(divided.snapshot(key)));

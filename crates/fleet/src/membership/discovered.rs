@@ -4,7 +4,7 @@
 use std::sync::{Arc, Weak};
 
 use splitrail_config::model::Discovery;
-use splitrail_discovery::{Followed, FoundWorkers};
+use splitrail_discovery::{FoundWorkers, SourceFollower};
 use splitrail_telemetry::{TaskName, restart_on_panic};
 use tokio::sync::{Mutex, mpsc};
 use tokio::task::JoinSet;
@@ -82,7 +82,8 @@ impl Fleet {
 
     fn follow_source(&self, served: &Served, discovery: &Discovery) -> Option<FollowedSource> {
         let (model, metrics) = (served.name(), &self.cluster.metrics);
-        let Followed { found, task } = splitrail_discovery::follow(model, discovery, metrics)?;
+        let SourceFollower { found, task } =
+            splitrail_discovery::follow(model, discovery, metrics)?;
         let lists = Arc::new(Mutex::new(Lists { found, pending: None }));
         let name = TaskName {
             source: Some(discovery.name()),

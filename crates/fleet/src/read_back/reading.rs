@@ -65,9 +65,9 @@ impl ReadBack {
         served: &Arc<Served>,
         metrics: &Arc<Metrics>,
         found: ReadablePin,
-    ) -> Option<Reading> {
+    ) -> Option<PinReading> {
         let pin = served.pool.read_back.store().take(found)?;
-        Some(Reading {
+        Some(PinReading {
             blocks: found.blocks,
             _booking: pin.payload.holder.book(None, 0, 0),
             pin: Some(pin),
@@ -81,7 +81,7 @@ impl ReadBack {
 /// Pinned KV that a prefill leg is about to read. If it is dropped before any byte of the leg was
 /// sent, another leg may read it. Otherwise it is left alone, since an engine may be reading it, and
 /// its blocks count as kept until its end.
-pub struct Reading {
+pub struct PinReading {
     blocks: usize,
     /// The holder is not free of work, and so not to be stopped, while its blocks are read.
     _booking: Booking,
@@ -91,7 +91,7 @@ pub struct Reading {
     metrics: Arc<Metrics>,
 }
 
-impl Reading {
+impl PinReading {
     /// Number of leading blocks of the prompt that are read.
     pub fn blocks(&self) -> usize {
         self.blocks
@@ -102,8 +102,8 @@ impl Reading {
         self.pin.as_ref().map(|pin| &pin.payload.holder)
     }
 
-    /// When the leg that reads must have ended: in the middle between the end of the time in which it may
-    /// begin and the time at which the engine frees the blocks.
+    /// When the leg that reads must have ended: in the middle between the end of the time in which
+    /// it may begin and the time at which the engine frees the blocks.
     pub fn deadline(&self) -> Option<Instant> {
         self.pin.as_ref().map(|pin| pin.ends + (pin.freed - pin.ends) / 2)
     }
@@ -153,7 +153,7 @@ impl Reading {
     }
 }
 
-impl Drop for Reading {
+impl Drop for PinReading {
     fn drop(&mut self) {
         let _was_sent = self.give_up();
     }

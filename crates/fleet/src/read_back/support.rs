@@ -13,20 +13,20 @@ const PAUSE: BreakerConfig = BreakerConfig { failures: 1, cooldown: Duration::fr
 
 /// What is known of read-back with one worker.
 #[derive(Debug)]
-pub struct Support {
+pub struct ReadBackSupport {
     /// Whether the engine keeps KV pinned after decode legs: 0 is unknown, 1 is no, 2 is yes.
     pins: AtomicU8,
     /// Whether prefill legs that were to read have failed lately.
     reads: Breaker,
 }
 
-impl Default for Support {
+impl Default for ReadBackSupport {
     fn default() -> Self {
         Self { pins: AtomicU8::new(0), reads: Breaker::new(PAUSE) }
     }
 }
 
-impl Support {
+impl ReadBackSupport {
     /// Whether the engine keeps KV pinned after decode legs; `None` before its first reply.
     pub fn keeps_for_read_back(&self) -> Option<bool> {
         match self.pins.load(Relaxed) {
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn a_worker_whose_reads_fail_gets_none_for_a_while() {
-        let (support, now) = (Support::default(), Instant::now());
+        let (support, now) = (ReadBackSupport::default(), Instant::now());
         assert!(support.may_read(now) && support.keeps_for_read_back().is_none());
         support.begin(now);
         assert!(support.ended(false, now));

@@ -20,7 +20,7 @@ pub(super) const MEMBERS: [&str; 4] =
     ["messages", "max_completion_tokens", "chat_template_kwargs", "add_generation_prompt"];
 
 /// What one chunk of a chat adds to the reply.
-pub(super) struct Added {
+pub(super) struct ChunkAddition {
     /// Whether the chunk has text for the client.
     pub(super) has_text: bool,
     /// Whether the chunk has a part that is not plain text: reasoning or tool calls.
@@ -28,11 +28,11 @@ pub(super) struct Added {
 }
 
 /// Reads the delta of a chunk's choice; `None` if there is none.
-pub(super) fn read_delta(choice: &JsonObject) -> Option<Added> {
+pub(super) fn read_delta(choice: &JsonObject) -> Option<ChunkAddition> {
     let delta = JsonObject::parse_str(choice.raw("delta")?).ok()?;
     let is_said = |raw: &str| !matches!(raw, "null" | "\"\"" | "[]");
     let is_plain = |key: &str| matches!(key, "role" | "content");
-    Some(Added {
+    Some(ChunkAddition {
         has_text: delta.raw("content").is_some_and(is_said),
         is_parsed: delta.members().any(|(key, raw)| !is_plain(key) && is_said(raw)),
     })

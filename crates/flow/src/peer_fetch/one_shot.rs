@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use tokio::time::Instant as Moment;
+use tokio::time::Instant as TokioInstant;
 
 use super::steps::GivenPrefix;
 use super::{Fetching, PeerFetchOutcome};
@@ -11,7 +11,7 @@ use crate::kv_read::reading_body;
 use crate::place::Placed;
 use crate::prefill::{PrefillReply, send};
 use crate::read_back::{check_tokens, read_failed};
-use crate::staged::{Prefilled, UnderWay};
+use crate::staged::{HandOffSend, Prefilled};
 use splitrail_api::error::{Error, ErrorKind, Fault};
 use splitrail_engine_client::LegHeaders;
 use splitrail_fleet::Worker;
@@ -73,7 +73,7 @@ impl<'a> OneShot<'a> {
 
     /// The end of the lease. The source may use the blocks for another prompt afterwards, and nobody
     /// would see it, so the leg must have ended.
-    pub(crate) fn lease_ends(&self) -> Moment {
+    pub(crate) fn lease_ends(&self) -> TokioInstant {
         self.offer.given.hand_off.lease().ends()
     }
 
@@ -93,7 +93,7 @@ impl<'a> OneShot<'a> {
         let (own, staged) = (leg_headers.clone(), Some(hand_off));
         let prefilled = Prefilled { worker: source, leg_headers: own, staged };
         // Releases the hand-off if it is dropped before a byte of it was sent.
-        let mut under_way = UnderWay::new(Some(prefilled), spent, send_state);
+        let mut under_way = HandOffSend::new(Some(prefilled), spent, send_state);
         fetching.outcome = PeerFetchOutcome::Cancelled;
         worker.read_back.begin(Instant::now());
         let (outcome, ended) = match send(prompt, leg_headers, placed, body, None).await {

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use splitrail_engine::dialect::Dialect;
 use splitrail_engine::nixl::HandOff;
 use splitrail_engine::usage::EngineUsage;
-use tokio::time::{Instant as Moment, timeout_at};
+use tokio::time::{Instant as TokioInstant, timeout_at};
 
 use super::outcome::PeerFetchOutcome;
 use crate::hand_off::{DecodeParams, PrefillParams};
@@ -16,7 +16,7 @@ use crate::lease::Lease;
 use crate::legs;
 use crate::read_back::discard_whole;
 use crate::reply::choices::is_below_threshold;
-use crate::staged::{HandOffOrigin, Prefilled, ReleaseRequest, Staged, UnderWay, leave};
+use crate::staged::{HandOffOrigin, HandOffSend, Prefilled, ReleaseRequest, Staged, leave};
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::memory_budget::Charge;
 use splitrail_api::{Endpoint, JsonObject, Parts};
@@ -43,7 +43,7 @@ pub(crate) struct Steps<'a> {
     prefix: Prefix,
     /// The length of the prefix in tokens.
     prefix_tokens: u32,
-    deadline: Moment,
+    deadline: TokioInstant,
 }
 
 /// For what a prefix is fetched: a request of a client, or prewarming.
@@ -99,7 +99,7 @@ impl<'a> Steps<'a> {
         booking: &'a FetchBooking,
         workers: Workers<'a>,
         prefix: Prefix,
-        deadline: Moment,
+        deadline: TokioInstant,
     ) -> Self {
         let prefix_tokens = prefix.blocks * asker.served.pool.block_size();
         Self { asker, booking, workers, prefix, prefix_tokens, deadline }
@@ -213,7 +213,7 @@ impl<'a> Steps<'a> {
         let staged = Some(hand_off);
         let prefilled = Prefilled { worker, leg_headers: leg_headers.clone(), staged };
         // Releases the hand-off if it is dropped before a byte of it was sent.
-        let _under_way = UnderWay::new(Some(prefilled), Some(params), send_state);
+        let _under_way = HandOffSend::new(Some(prefilled), Some(params), send_state);
         let (reply, ..) = self.send(self.workers.fetcher, revocable.once(), &leg_headers).await?;
         // An engine that keeps KV for read-back keeps that of this request as well.
         discard_whole(served, metrics, self.workers.fetcher, Dialect::Chunks, reply);
@@ -226,7 +226,7 @@ impl<'a> Steps<'a> {
         worker: &Arc<Worker>,
         body: RevocableBody,
         leg_headers: &LegHeaders,
-    ) -> Result<(Bytes, Moment, Option<std::net::IpAddr>), PeerFetchOutcome> {
+    ) -> Result<(Bytes, TokioInstant, Option<std::net::IpAddr>), PeerFetchOutcome> {
         let client = &self.asker.served.client;
         let failed = |error: Error| match error.kind() {
             ErrorKind::EngineRejected(412) => PeerFetchOutcome::Lost,
@@ -237,7 +237,7 @@ impl<'a> Steps<'a> {
         };
         let response = client.post(worker, Shape::whole(ENDPOINT), body, leg_headers).await;
         let response = response.map_err(failed)?;
-        let begun = Moment::now();
+        let begun = TokioInstant::now();
         let peer = response.peer.map(|Peer(address)| address);
         let reply = client.whole(worker, response).await.map_err(failed)?;
         match is_below_threshold(Dialect::Chunks, &reply) {

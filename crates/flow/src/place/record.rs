@@ -3,7 +3,7 @@
 use std::iter;
 use std::time::{Duration, Instant};
 
-use super::{Moment, Pick, Wish, list_sources};
+use super::{Moment, Pick, Rules, list_sources};
 use crate::context::PromptContext;
 use splitrail_fleet::veto_by_health;
 use splitrail_fleet::{Roster, Worker, excluded};
@@ -11,7 +11,7 @@ use splitrail_ledger::decisions::{
     CandidateFigures, CandidateRecord, DecisionHandle, FetchChoice, Placement, ShadowRecord,
     VetoRecord,
 };
-use splitrail_ledger::timeline::{self, Scored};
+use splitrail_ledger::timeline::{self, ScoredCandidate};
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::{
     Candidate, CandidateIndex, Choice, FetchPlan, Leg, Policy, Query, Veto, pick,
@@ -25,7 +25,7 @@ const OTHERS_RECORDED: usize = 31;
 const VETOED_RECORDED: usize = 32;
 
 /// Records a choice before the engine is called.
-pub(super) fn record(prompt: PromptContext<'_>, query: Query, wish: Wish<'_>, pick: Pick<'_>) {
+pub(super) fn record(prompt: PromptContext<'_>, query: Query, rules: Rules<'_>, pick: Pick<'_>) {
     let PromptContext { context, unit, decision, .. } = prompt;
     let Pick { roster, candidates, choice } = pick;
     let (leg, now) = (query.leg, Moment::now());
@@ -40,7 +40,7 @@ pub(super) fn record(prompt: PromptContext<'_>, query: Query, wish: Wish<'_>, pi
             if context.options.bypasses_cache.is_some() { 0 } else { chosen.overlap_blocks };
         splitrail_kv::estimate_cached_tokens(overlap, prompt_tokens, pool.block_size())
     });
-    note_vetoed(decision, roster, wish, candidates, now);
+    note_vetoed(decision, roster, rules, candidates, now);
     let placement = Placement {
         leg,
         worker: pick.worker_id(choice.index).into(),
@@ -59,18 +59,18 @@ pub(super) fn record(prompt: PromptContext<'_>, query: Query, wish: Wish<'_>, pi
 pub(in super::super) fn note_vetoed(
     decision: &DecisionHandle,
     roster: &Roster,
-    wish: Wish<'_>,
+    rules: Rules<'_>,
     candidates: &[Candidate],
     now: Moment,
 ) {
-    let vetoed = vetoed(roster, wish, candidates, now.instant).take(VETOED_RECORDED);
+    let vetoed = vetoed(roster, rules, candidates, now.instant).take(VETOED_RECORDED);
     let record = |(worker, reason): (&Worker, VetoReason)| VetoRecord {
-        leg: wish.leg.name(),
+        leg: rules.leg.name(),
         worker: worker.id().into(),
         reason,
         index_age_ms: worker.event_stats.index_age_ms(now.unix_ms),
     };
-    decision.vetoed(wish.leg, vetoed.map(record));
+    decision.vetoed(rules.leg, vetoed.map(record));
 }
 
 /// The candidates besides the chosen one, the cheapest first, at most `OTHERS_RECORDED`.
@@ -109,7 +109,7 @@ impl Pick<'_> {
 
     /// The choice as traces have it.
     fn traced(&self, leg: Leg, prompt: u32, begin: Duration) -> timeline::Pick {
-        let scored = |candidate| Scored {
+        let scored = |candidate| ScoredCandidate {
             worker: self.worker_id(candidate).into(),
             cost: self.choice.costs[candidate],
             overlap_blocks: self.candidates[candidate].overlap_blocks,
@@ -161,39 +161,39 @@ impl Pick<'_> {
 /// examined.
 fn vetoed<'a>(
     roster: &'a Roster,
-    wish: Wish<'a>,
+    rules: Rules<'a>,
     candidates: &'a [Candidate],
     now: Instant,
 ) -> impl Iterator<Item = (&'a Worker, VetoReason)> {
-    let named = wish.excluded.iter().filter_map(|one| Some((roster.get(one.worker)?, one.reason)));
+    let named = rules.excluded.iter().filter_map(|one| Some((roster.get(one.worker)?, one.reason)));
     let named = named.map(|(worker, reason)| (&**worker, reason));
-    let named = named.filter(move |(worker, _)| worker.serves(wish.leg));
+    let named = named.filter(move |(worker, _)| worker.serves(rules.leg));
     // Candidates are in the order of the roster, and the ranks of one worker are adjacent.
     let mut candidates = candidates.iter().map(|seen| seen.worker).peekable();
-    let all = if wish.blocks.is_some() { roster.len() } else { 0 };
+    let all = if rules.blocks.is_some() { roster.len() } else { 0 };
     let dropped = roster.iter().take(all).filter_map(move |worker| {
         let mut is_candidate = false;
         while candidates.next_if_eq(&worker.index).is_some() {
             is_candidate = true;
         }
-        let left_out = is_candidate || excluded(wish.excluded, worker.index).is_some();
-        if left_out || !worker.serves(wish.leg) {
+        let left_out = is_candidate || excluded(rules.excluded, worker.index).is_some();
+        if left_out || !worker.serves(rules.leg) {
             return None;
         }
-        let health = veto_by_health(worker, wish.leg, now);
+        let health = veto_by_health(worker, rules.leg, now);
         Some((&**worker, health.unwrap_or(VetoReason::TooFewBlocks)))
     });
     named.chain(dropped)
 }
 
 /// Records what the shadow policy would have chosen, and the predicted gain or loss of that choice.
-pub(super) fn shadow(prompt: PromptContext<'_>, query: Query, wish: Wish<'_>, live: Pick<'_>) {
+pub(super) fn shadow(prompt: PromptContext<'_>, query: Query, rules: Rules<'_>, live: Pick<'_>) {
     let PromptContext { context, unit, decision, .. } = prompt;
     let Pick { roster, candidates, choice } = live;
     let config = &context.served.config;
     let Some(policy) = config.shadow.as_ref().map(|shadow| &shadow.policy) else { return };
     let mut sources = Vec::new();
-    list_sources(&context.served.pool, roster, unit, wish, Instant::now(), &mut sources);
+    list_sources(&context.served.pool, roster, unit, rules, Instant::now(), &mut sources);
     let Some(other) = pick(policy, candidates, &sources, query) else { return };
     let agrees = other.index == choice.index;
     // Costs of different policies have different units, so the gain is computed as TTFT in

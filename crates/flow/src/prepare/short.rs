@@ -6,7 +6,7 @@
 use splitrail_engine::json::{self, Weight};
 
 use super::{LONG_BYTES, Payload};
-use splitrail_fleet::Tokenizing;
+use splitrail_fleet::TokenizerSpeed;
 
 /// Bodies up to this length are prepared on the reactor, unless there are templates and one may make
 /// much more text of them. This takes less than a millisecond with the slowest exact tokenizer.
@@ -59,17 +59,17 @@ pub(super) fn prepared_bytes(payload: &Payload) -> usize {
 }
 
 /// Whether a body may be prepared on the thread that serves the connection.
-pub(super) fn is_short(payload: &Payload, tokenizing: Tokenizing) -> bool {
+pub(super) fn is_short(payload: &Payload, tokenizing: TokenizerSpeed) -> bool {
     let stays_short = |text: &[u8], added: usize| added <= INDENTATION_MAX_BYTES.max(text.len());
     match (payload, tokenizing) {
         // Without a tokenizer there is no template.
-        (Payload::Json(text), Tokenizing::None) if text.len() <= INLINE_MAX_BYTES => true,
+        (Payload::Json(text), TokenizerSpeed::None) if text.len() <= INLINE_MAX_BYTES => true,
         (Payload::Json(text), _) if text.len() <= INLINE_MAX_BYTES => {
             stays_short(text, indentation_bytes(text))
         }
-        (Payload::Made { bytes, .. }, _) if *bytes <= INLINE_MAX_BYTES => true,
-        (_, Tokenizing::Slow) => false,
-        (Payload::Made { is_harmless, .. }, _) => *is_harmless,
+        (Payload::Builder { bytes, .. }, _) if *bytes <= INLINE_MAX_BYTES => true,
+        (_, TokenizerSpeed::Slow) => false,
+        (Payload::Builder { is_harmless, .. }, _) => *is_harmless,
         (Payload::Json(text), _) if text.len() > FAST_INLINE_MAX_BYTES => false,
         (Payload::Json(text), tokenizing) => {
             let max = text.len() / BYTES_PER_VALUE;
@@ -78,7 +78,7 @@ pub(super) fn is_short(payload: &Payload, tokenizing: Tokenizing) -> bool {
             // Nearly every object in a body is a message or a part of one.
             let is_fast =
                 || is_harmless(text, weight.objects) && stays_short(text, of_levels(&weight));
-            is_sparse && (tokenizing == Tokenizing::None || is_fast())
+            is_sparse && (tokenizing == TokenizerSpeed::None || is_fast())
         }
     }
 }
@@ -87,7 +87,7 @@ pub(super) fn is_short(payload: &Payload, tokenizing: Tokenizing) -> bool {
 mod tests {
     use super::*;
 
-    fn is_short(body: String, tokenizing: Tokenizing) -> bool {
+    fn is_short(body: String, tokenizing: TokenizerSpeed) -> bool {
         super::is_short(&Payload::Json(body.into()), tokenizing)
     }
 
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn long_prompts_are_not_prepared_on_the_reactor() {
-        use Tokenizing::{Fast, None, Slow};
+        use TokenizerSpeed::{Fast, None, Slow};
 
         let prose = format!(r#"{{"role": "user", "content": "{}"}}"#, "some words ".repeat(300));
         for tokenizing in [None, Fast, Slow] {
@@ -131,18 +131,18 @@ mod tests {
 
     #[test]
     fn what_a_template_makes_much_longer_is_not_prepared_on_the_reactor() {
-        for tokenizing in [Tokenizing::Fast, Tokenizing::Slow] {
+        for tokenizing in [TokenizerSpeed::Fast, TokenizerSpeed::Slow] {
             for (depth, zeros) in [(90, 1700), (20, 1700), (100, 100)] {
                 let body = nested(depth, zeros, "");
                 assert!(body.len() <= INLINE_MAX_BYTES);
                 assert!(!is_short(body.clone(), tokenizing), "{depth} {zeros} {tokenizing:?}");
-                assert!(is_short(body, Tokenizing::None), "there is no template");
+                assert!(is_short(body, TokenizerSpeed::None), "there is no template");
             }
             assert!(is_short(nested(4, 300, ""), tokenizing), "as tools are");
         }
         let words = "some words ".repeat(4000);
-        assert!(is_short(nested(4, 30, &words), Tokenizing::Fast));
-        assert!(!is_short(nested(90, 1700, &words), Tokenizing::Fast));
+        assert!(is_short(nested(4, 30, &words), TokenizerSpeed::Fast));
+        assert!(!is_short(nested(90, 1700, &words), TokenizerSpeed::Fast));
     }
 
     #[test]
@@ -170,14 +170,14 @@ mod tests {
                     }
                 }
                 body += "0]}";
-                for tokenizing in [Tokenizing::None, Tokenizing::Fast] {
+                for tokenizing in [TokenizerSpeed::None, TokenizerSpeed::Fast] {
                     assert!(!is_short(body.clone(), tokenizing), "{part} {apart} {tokenizing:?}");
                 }
             }
             // A long word is found as well.
             let stretch = words.repeat(20) + &"x".repeat(apart - 340);
             let text = format!(r#"{{"prompt":"{}"}}"#, stretch.repeat((64 << 10) / apart));
-            assert!(!is_short(text, Tokenizing::Fast), "{apart}");
+            assert!(!is_short(text, TokenizerSpeed::Fast), "{apart}");
         }
     }
 }

@@ -90,7 +90,7 @@ pub(super) fn tokenize(
             }
         }
         (prompt, model) => {
-            let read = Read::of(&prompt);
+            let read = PromptMembers::of(&prompt);
             let (members_bytes, values_bytes, rendered_bytes) = read.weigh(body);
             if members_bytes > limits.tokenize_max_bytes {
                 return Ok(Tokens::Unknown(TOO_LONG));
@@ -136,7 +136,7 @@ pub(super) fn ids(served: &Served, body: &JsonObject, prompt: Prompt) -> Option<
         }
         prompt => {
             let (model, now_unix_s) = (model?, (unix_ms() / 1000) as i64);
-            let fields = Read::of(&prompt).fields(body).ok()?;
+            let fields = PromptMembers::of(&prompt).fields(body).ok()?;
             with_chat(&prompt, fields, |view| Ok(model.tokenize_chat(view, now_unix_s)?.ids)).ok()
         }
     }
@@ -167,21 +167,21 @@ fn with_chat<T>(
 
 /// The members of a body that determine the prompt of a chat. No values are made of other members.
 #[derive(Clone, Copy)]
-struct Read {
+struct PromptMembers {
     /// Members whose values are needed.
     members: &'static [&'static str],
-    /// Members of which only the presence is needed.
-    presence: &'static [&'static str],
+    /// Members of which only the presence is needed, with their names for logs.
+    engine_only: &'static [(&'static str, &'static str)],
 }
 
-impl Read {
+impl PromptMembers {
     fn of(prompt: &Prompt) -> Self {
-        let (members, presence): (&[_], &[_]) = match prompt {
+        let (members, engine_only): (&[_], &[_]) = match prompt {
             Prompt::Messages => (&messages::MEMBERS, &[]),
-            Prompt::Responses => (&responses::MEMBERS, &responses::PRESENCE),
-            _ => (&request::MEMBERS, &request::PRESENCE),
+            Prompt::Responses => (&responses::MEMBERS, &responses::ENGINE_ONLY),
+            _ => (&request::MEMBERS, &request::ENGINE_ONLY),
         };
-        Self { members, presence }
+        Self { members, engine_only }
     }
 
     /// The length of the members' JSON, the memory of their values and of the texts that a template
@@ -212,7 +212,7 @@ impl Read {
                 fields.insert((*member).to_owned(), json::value(raw)?);
             }
         }
-        for member in self.presence {
+        for (member, _) in self.engine_only {
             if !matches!(body.raw(member), None | Some("null" | "[]")) {
                 fields.insert((*member).to_owned(), Value::Bool(true));
             }
@@ -231,7 +231,7 @@ mod tests {
         let text = r#"{"model":"m","messages":[{"role":"user"}],"x":[0,0,0],"tools":null,
             "chat_template":"{{ 1 }}","media_io_kwargs":null,"reasoning_effort":"low"}"#;
         let body = JsonObject::parse_str(text).unwrap();
-        let fields = Read::of(&Prompt::Chat).fields(&body).unwrap();
+        let fields = PromptMembers::of(&Prompt::Chat).fields(&body).unwrap();
         let names: Vec<&str> = fields.keys().map(String::as_str).collect();
         assert_eq!(names, ["messages", "tools", "reasoning_effort", "chat_template"]);
         assert_eq!(fields["chat_template"], Value::Bool(true), "its text is not needed");
@@ -245,7 +245,7 @@ mod tests {
                 ",0".repeat(zeros),
                 "1,".repeat(9000) + "1"
             );
-            Read::of(&Prompt::Chat).weigh(&JsonObject::parse_str(&text).unwrap())
+            PromptMembers::of(&Prompt::Chat).weigh(&JsonObject::parse_str(&text).unwrap())
         };
         assert_eq!(body(100), (203, 0, 607), "small ones take no more than any request");
         let (bytes, values_bytes, rendered_bytes) = body(9999);

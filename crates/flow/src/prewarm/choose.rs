@@ -13,7 +13,7 @@ const HOLDERS_MAX: usize = 64;
 
 /// A hot prefix, and which workers and ranks hold leading blocks of it by the index.
 #[derive(Clone, Debug)]
-pub(super) struct Hot {
+pub(super) struct HotHolders {
     pub(super) prefix: HotPrefix,
     /// Those that hold most come first.
     pub(super) held: Vec<HeldPrefix>,
@@ -108,7 +108,7 @@ pub(super) struct PrefixOffer {
 }
 
 /// Chooses the prefix whose missing blocks are worth most, of those that a worker can send now.
-pub(super) fn choose(need: &PrewarmTarget<'_>, hot: &[Hot], senders: &Senders) -> NextFetch {
+pub(super) fn choose(need: &PrewarmTarget<'_>, hot: &[HotHolders], senders: &Senders) -> NextFetch {
     let mut best: Option<PrefixOffer> = None;
     let mut other = NextFetch::Done;
     for (at, hot) in hot.iter().enumerate() {
@@ -127,7 +127,7 @@ pub(super) fn choose(need: &PrewarmTarget<'_>, hot: &[Hot], senders: &Senders) -
 
 impl PrewarmTarget<'_> {
     /// What the worker would do if this were the only prefix.
-    fn look(&self, at: usize, hot: &Hot, senders: &Senders) -> NextFetch {
+    fn look(&self, at: usize, hot: &HotHolders, senders: &Senders) -> NextFetch {
         let hashes = &hot.prefix.hashes[..];
         let (own, others): (Vec<_>, Vec<_>) =
             hot.held.iter().partition(|held| held.by.worker == self.worker.0);

@@ -36,13 +36,13 @@ pub(super) struct PrewarmFetch {
 const TOKEN_BYTES: usize = 32;
 
 /// Counts how a fetch ends. One that is dropped before it has an outcome was cancelled.
-struct Counted<'a> {
+struct OutcomeCount<'a> {
     served: &'a Served,
     metrics: &'a Metrics,
     outcome: PeerFetchOutcome,
 }
 
-impl Drop for Counted<'_> {
+impl Drop for OutcomeCount<'_> {
     fn drop(&mut self) {
         let labels = [self.served.name(), self.outcome.name()];
         self.metrics.prewarm_fetches.with_label_values(&labels).inc();
@@ -63,7 +63,7 @@ pub(super) async fn fetch(
     plan: PrewarmFetch,
 ) -> PeerFetchOutcome {
     let mut counted =
-        Counted { served: &served, metrics: &metrics, outcome: PeerFetchOutcome::Cancelled };
+        OutcomeCount { served: &served, metrics: &metrics, outcome: PeerFetchOutcome::Cancelled };
     counted.outcome = run(&served, &metrics, &plan).await.unwrap_or_else(|outcome| outcome);
     counted.outcome
 }

@@ -8,7 +8,7 @@ use splitrail_kv::{BlockHash, Tier};
 use tokio::task::{AbortHandle, Id};
 
 use super::choose::{
-    FetchedPrefix, Hot, NextFetch, PrefixOffer, PrewarmTarget, Senders, choose,
+    FetchedPrefix, HotHolders, NextFetch, PrefixOffer, PrewarmTarget, Senders, choose,
     is_needed_by_clients,
 };
 use super::fetch::{EndedFetch, PrewarmFetch};
@@ -96,7 +96,7 @@ pub(super) struct View<'a> {
     pub(super) roster: &'a Roster,
     /// The bounds that leave a place to fetches for requests.
     pub(super) bounds: FetchBounds,
-    pub(super) hot: &'a [Hot],
+    pub(super) hot: &'a [HotHolders],
     pub(super) senders: &'a Senders,
     /// The number of fetches of prewarming from each worker.
     pub(super) from: &'a HashMap<WorkerIndex, u32>,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio::task::{JoinSet, spawn_blocking};
 
-use super::choose::Hot;
+use super::choose::HotHolders;
 use super::fetch::{EndedFetch, PrewarmFetch, fetch};
 use super::join::{End, Join, JoinStep, Running, View};
 use super::view::{list_senders, look_up};
@@ -32,7 +32,7 @@ pub(super) struct Joins {
     pool: Weak<Pool>,
     workers: HashMap<WorkerIndex, PrefillWorker>,
     /// The hot prefixes, and when they were looked up.
-    hot: Option<(Instant, Arc<[Hot]>)>,
+    hot: Option<(Instant, Arc<[HotHolders]>)>,
     /// Fetches under way; a worker has at most `prewarm.fetches_max`.
     fetches: JoinSet<EndedFetch>,
     /// Told when one ends.
@@ -101,7 +101,7 @@ impl Joins {
     }
 
     /// The hot prefixes, looked up off the reactor.
-    async fn hot(&mut self, served: &Arc<Served>, now: Instant) -> Arc<[Hot]> {
+    async fn hot(&mut self, served: &Arc<Served>, now: Instant) -> Arc<[HotHolders]> {
         let recent = self.hot.as_ref().filter(|(at, _)| now < *at + HOT_AGE_MAX);
         if let Some((_, hot)) = recent {
             return Arc::clone(hot);
@@ -112,7 +112,7 @@ impl Joins {
         Arc::clone(&self.hot.insert((now, hot.into())).1)
     }
 
-    fn begin_fetches(&mut self, served: &Arc<Served>, metrics: &Arc<Metrics>, hot: &[Hot]) {
+    fn begin_fetches(&mut self, served: &Arc<Served>, metrics: &Arc<Metrics>, hot: &[HotHolders]) {
         let (roster, now) = (served.pool.roster(), Instant::now());
         let Some(bounds) = served.pool.fetch_bounds() else { return };
         // Requests of clients find a place.

@@ -33,12 +33,12 @@ pub(crate) fn remember(prompt: PromptContext<'_>) {
         return;
     }
     let Some(first) = unit.hashes.first() else { return };
-    let learning = Learning(Arc::clone(served), *first);
+    let learning = LearningMark(Arc::clone(served), *first);
     let (preparer, unit) = (Arc::clone(&context.preparer), unit.clone());
     // It accounts for the body of the prompt.
     let memory = Arc::clone(&context.memory);
     let learn = async move {
-        let Learning(served, _) = &learning;
+        let LearningMark(served, _) = &learning;
         let _turn = served.pool.hot.turn().lock().await;
         let mut waits = 0;
         while !preparer.has_spare_core() && waits < WAITS_MAX {
@@ -61,9 +61,9 @@ pub(crate) fn remember(prompt: PromptContext<'_>) {
 }
 
 /// The token ids of the prompt with this first block are wanted, until it is dropped.
-struct Learning(Arc<Served>, BlockHash);
+struct LearningMark(Arc<Served>, BlockHash);
 
-impl Drop for Learning {
+impl Drop for LearningMark {
     fn drop(&mut self) {
         self.0.pool.hot.learning_ended(self.1);
     }

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use splitrail_kv::Overlaps;
 
-use super::choose::{HeldPrefix, Hot, Sender, SenderLoad, Senders, is_needed_by_clients};
+use super::choose::{HeldPrefix, HotHolders, Sender, SenderLoad, Senders, is_needed_by_clients};
 use splitrail_fleet::peer_fetch::{can_send, is_able_to_send};
 use splitrail_fleet::ranks::rank_key;
 use splitrail_fleet::{Roster, Served};
@@ -18,7 +18,7 @@ use splitrail_workload::fetches::FetchBounds;
 const PREFIXES_MAX: usize = 256;
 
 /// Looks up the hot prefixes of a model and who holds them. Takes some milliseconds if there are many.
-pub(super) fn look_up(served: &Served) -> Vec<Hot> {
+pub(super) fn look_up(served: &Served) -> Vec<HotHolders> {
     let pool = &served.pool;
     let blocks_max = served.config.prewarm.tokens_max / pool.block_size().max(1);
     let mut overlaps = Overlaps::new();
@@ -29,7 +29,7 @@ pub(super) fn look_up(served: &Served) -> Vec<Hot> {
         let held = held.map(|(by, overlap)| HeldPrefix { by, blocks: overlap.blocks as usize });
         let mut held: Vec<HeldPrefix> = held.collect();
         held.sort_by_key(|held| Reverse(held.blocks));
-        Hot { prefix, held }
+        HotHolders { prefix, held }
     });
     hot.collect()
 }

@@ -42,7 +42,7 @@ pub(super) async fn engine(
     worker: &Worker,
     rank: Option<u32>,
     patience: Duration,
-) -> Result<Arc<PushEngine>, Unknown> {
+) -> Result<Arc<PushEngine>, UnknownIdentity> {
     if let Some(engine) = worker.push.known(rank) {
         return Ok(engine);
     }
@@ -51,14 +51,14 @@ pub(super) async fn engine(
         Error::engine(worker.id(), &format!("cannot hand over, its engine is not known: {what}"))
     };
     let Ok(mut failed) = timeout(patience, worker.push.asking()).await else {
-        return Err(Unknown::Late(unknown("it has not answered yet")));
+        return Err(UnknownIdentity::Late(unknown("it has not answered yet")));
     };
     if let Some(engine) = worker.push.known(rank) {
         return Ok(engine);
     }
     // Requests that waited for a question that failed do not each ask again.
     if failed.is_some_and(|at| at >= waits_since) {
-        return Err(Unknown::Late(unknown("it did not answer a moment ago")));
+        return Err(UnknownIdentity::Late(unknown("it did not answer a moment ago")));
     }
     match ask(served, worker, rank, patience).await {
         Ok(engine) => {
@@ -69,26 +69,26 @@ pub(super) async fn engine(
         Err(error) => {
             *failed = Some(Instant::now());
             Err(match error {
-                NoIdentity::Failed(error) => Unknown::Failed(error),
-                NoIdentity::Unusable(what) => Unknown::Failed(unknown(what.as_str())),
-                NoIdentity::Late => Unknown::Late(unknown("it did not answer in time")),
+                NoIdentity::Failed(error) => UnknownIdentity::Failed(error),
+                NoIdentity::Unusable(what) => UnknownIdentity::Failed(unknown(what.as_str())),
+                NoIdentity::Late => UnknownIdentity::Late(unknown("it did not answer in time")),
             })
         }
     }
 }
 
 /// Why the identity of an engine is not known.
-pub(super) enum Unknown {
+pub(super) enum UnknownIdentity {
     /// The engine cannot be reached, or what it says cannot be used.
     Failed(Error),
     /// The engine has not answered yet: it may only be busy.
     Late(Error),
 }
 
-impl From<Unknown> for Error {
-    fn from(unknown: Unknown) -> Self {
+impl From<UnknownIdentity> for Error {
+    fn from(unknown: UnknownIdentity) -> Self {
         match unknown {
-            Unknown::Failed(error) | Unknown::Late(error) => error,
+            UnknownIdentity::Failed(error) | UnknownIdentity::Late(error) => error,
         }
     }
 }

@@ -1,7 +1,6 @@
 //! What the router reads and changes in the replies and events of each dialect.
 //!
-//! An event of a dialect with named events is kept with its lines as received, including the name; of a chunk, only
-//! its data is kept.
+//! Of an event with a name, the lines are kept as received. Of a chunk, only the data is kept.
 
 use std::borrow::Cow;
 

@@ -11,7 +11,7 @@ use splitrail_engine::dialect::Dialect;
 use super::dialect::data_of;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::memory_budget::{Charge, MemoryBudget, shed};
-use splitrail_engine::sse::{Piece, Splitter, Uncut};
+use splitrail_engine::sse::{Piece, Splitter, SseError};
 use splitrail_engine_client::{
     Broken, EngineBody, EngineClient, Proof, Response, Timer, too_large,
 };
@@ -130,9 +130,9 @@ impl EventReader {
                 // Only after a read can bytes have arrived that are no event.
                 Ok(None) if has_read => self.wait_on()?,
                 Ok(None) => {}
-                Err(Uncut::TooLong) => return Err(too_large("limits.engine_reply_size_max")),
-                Err(Uncut::Comments) => return Err(self.only_comments()),
-                Err(Uncut::CarriageReturn) => {
+                Err(SseError::TooLong) => return Err(too_large("limits.engine_reply_size_max")),
+                Err(SseError::Comments) => return Err(self.only_comments()),
+                Err(SseError::CarriageReturn) => {
                     let what = "sent an event with a carriage return that ends no line";
                     return Err(Error::engine(self.worker.id(), what));
                 }

@@ -89,7 +89,7 @@ impl Place {
     /// What is wrong with the event of the engine.
     pub fn merge(&self, data: Bytes) -> Result<Option<Bytes>, &'static str> {
         let bytes = data.len();
-        let mut event = JsonObject::parse(data).map_err(|_| "sent an event that is no chunk")?;
+        let mut event = JsonObject::parse(data).map_err(|_| "sent an event that is not a chunk")?;
         self.batch.first.get_or_init(|| FirstIds::of(&event)).put_into(&mut event);
         let has_usage = !matches!(event.raw("usage"), None | Some("null"));
         if has_usage && event.raw("choices").is_none_or(|raw| raw.trim() == "[]") {

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use splitrail_config::model::Worker;
+use splitrail_config::model::WorkerConfig;
 use splitrail_engine::vllm::subscription::{LiveStream, Subscription};
-use splitrail_engine::zmtp::{Admits, Endpoint};
+use splitrail_engine::zmtp::{AddressFilter, Endpoint};
 use splitrail_engine_client::Engine;
 use splitrail_engine_client::networks::Networks;
 use splitrail_kv::KvEvent;
@@ -21,7 +21,7 @@ const BATCHES_MAX: usize = 4096;
 /// The subscription to the first rank of a worker; `None` without an address.
 pub(crate) fn subscription(
     asker: &Asker<'_>,
-    worker: &Worker,
+    worker: &WorkerConfig,
     networks: &Networks,
 ) -> Option<Subscription> {
     let endpoint =
@@ -34,7 +34,7 @@ pub(crate) fn subscription(
     subscription.timing.replay_timeout = left(asker.bounds.question);
     if asker.subject.is_guarded() {
         let networks = networks.clone();
-        subscription.admits = Some(Admits::new(move |ip| networks.admit(ip)));
+        subscription.admits = Some(AddressFilter::new(move |ip| networks.admit(ip)));
     }
     Some(subscription)
 }

@@ -17,7 +17,7 @@ const METRICS_MAX_BYTES: usize = 4 << 20;
 /// Maximum size of the other reports, in bytes.
 const REPORT_MAX_BYTES: usize = 1 << 20;
 
-type Answered = Result<WholeReply, NoReply>;
+type ReplyResult = Result<WholeReply, NoReply>;
 
 /// Fills in what the engine reports, and whether it answers at all.
 pub(crate) async fn ask(asker: &Asker<'_>, facts: &mut WorkerFacts) {
@@ -38,7 +38,7 @@ pub(crate) async fn ask(asker: &Asker<'_>, facts: &mut WorkerFacts) {
 }
 
 /// Whether an engine answers, from the list of its models and its version.
-fn reach(models: &Answered, version: &Answered) -> Reachability {
+fn reach(models: &ReplyResult, version: &ReplyResult) -> Reachability {
     let reply = match models {
         Ok(reply) => reply,
         Err(why) => return unreached(why),
@@ -73,11 +73,11 @@ fn unreached(why: &NoReply) -> Reachability {
 
 fn engine_report(
     asker: &Asker<'_>,
-    models: &Answered,
-    health: &Answered,
-    version: &Answered,
-    metrics: &Answered,
-    sources: &Answered,
+    models: &ReplyResult,
+    health: &ReplyResult,
+    version: &ReplyResult,
+    metrics: &ReplyResult,
+    sources: &ReplyResult,
 ) -> EngineReport {
     let mut listed = text(models).and_then(|text| served_models(&text)).unwrap_or_default();
     for model in &mut listed {
@@ -103,7 +103,7 @@ fn engine_report(
 }
 
 /// The text of a reply with status 200.
-fn text(answered: &Answered) -> Option<String> {
+fn text(answered: &ReplyResult) -> Option<String> {
     let reply = answered.as_ref().ok().filter(|reply| reply.status == 200)?;
     String::from_utf8(reply.body.to_vec()).ok()
 }

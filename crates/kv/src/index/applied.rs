@@ -19,7 +19,7 @@ pub struct HashedBlock {
 /// and its parent arrives). Each hash of a [`KvEvent::Removed`](crate::KvEvent::Removed) is counted
 /// once among `removed` and `unknown`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Applied {
+pub struct AppliedBlocks {
     /// Indexed, as new blocks or as further copies.
     pub stored: usize,
     /// Those of `stored` whose engine hash stood for other content before: a sign that the worker
@@ -44,7 +44,7 @@ pub struct Applied {
     pub over_limit: usize,
 }
 
-impl std::ops::AddAssign for Applied {
+impl std::ops::AddAssign for AppliedBlocks {
     fn add_assign(&mut self, other: Self) {
         self.stored += other.stored;
         self.replaced += other.replaced;

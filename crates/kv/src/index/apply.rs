@@ -1,13 +1,13 @@
 //! Applies the events of workers to the index.
 
 use super::observe::{Change, ChangeCallback, NoObserver, Observer};
-use super::{Applied, Index, TokenBlocks, WorkerKey};
+use super::{AppliedBlocks, Index, TokenBlocks, WorkerKey};
 use crate::event::{EngineHash, KvEvent, Tier};
 
 impl Index {
     /// Applies one event of a worker. Events must be applied in the worker's order; after a gap,
     /// clear the worker and start from a snapshot or a replay.
-    pub fn apply(&mut self, worker: WorkerKey, event: &KvEvent) -> Applied {
+    pub fn apply(&mut self, worker: WorkerKey, event: &KvEvent) -> AppliedBlocks {
         self.apply_telling(worker, event, &mut NoObserver)
     }
 
@@ -19,7 +19,7 @@ impl Index {
         worker: WorkerKey,
         event: &KvEvent,
         tell: &mut impl FnMut(Change<'_>),
-    ) -> Applied {
+    ) -> AppliedBlocks {
         self.apply_telling(worker, event, &mut ChangeCallback(tell))
     }
 
@@ -28,7 +28,7 @@ impl Index {
         worker: WorkerKey,
         event: &KvEvent,
         observer: &mut impl Observer,
-    ) -> Applied {
+    ) -> AppliedBlocks {
         match event {
             KvEvent::Stored { parent, blocks, adapter, salt, tier } => {
                 let before = match parent {
@@ -53,7 +53,7 @@ impl Index {
                 if removed > 0 {
                     observer.see(Change::Cleared);
                 }
-                Applied { removed, ..Applied::default() }
+                AppliedBlocks { removed, ..AppliedBlocks::default() }
             }
         }
     }
@@ -66,7 +66,7 @@ impl Index {
         hashes: &[EngineHash],
         tier: Tier,
         observer: &mut O,
-    ) -> Applied {
+    ) -> AppliedBlocks {
         if !O::LISTENS {
             return self.remove(worker, hashes, tier);
         }

@@ -1,7 +1,7 @@
 //! Returns memory: moves the words in use together when much of the memory is unused.
 
 use super::forest::Forest;
-use super::run::{Full, List};
+use super::run::{FullHolders, List};
 use super::sync::Ordering;
 use super::words::Address;
 
@@ -38,7 +38,7 @@ impl Forest {
     fn move_sets(&mut self, run: u32) {
         if let Some((at, words)) = self.run(run).full().as_row() {
             let new = self.moved(at, words);
-            self.run(run).set_full(Full::row(new, words));
+            self.run(run).set_full(FullHolders::row(new, words));
         }
         let partial = self.run(run).partial();
         if !partial.is_empty() && partial.as_single().is_none() {

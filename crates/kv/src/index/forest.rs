@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use super::heads::Heads;
 use super::run::Run;
-use super::shared::{IndexState, RUNS_PER_CHUNK, Shared, Slots};
+use super::shared::{IndexState, RUNS_PER_CHUNK, SharedIndex, Slots};
 use super::strips::{Place, Strips, reserve_some};
-use super::sync::{AtomicU64, Ordering, Swapped};
+use super::sync::{AtomicU64, Ordering, SwapCell};
 use super::words::{Allocator, CHUNK_WORDS, WORDS_MAX, capacity_of};
 use super::worker_key::WorkerKey;
 
@@ -71,7 +71,7 @@ pub(super) struct Forest {
     slots: Arc<Slots>,
     live: Arc<[AtomicU64]>,
     reused: u64,
-    shared: Arc<Shared>,
+    shared: Arc<SharedIndex>,
     /// States that readers may still use. The last owner of a state frees what only the state
     /// holds; that must not be a reader.
     replaced: Vec<Arc<IndexState>>,
@@ -89,7 +89,8 @@ impl Forest {
             live: Arc::new([]),
             reused: 0,
         };
-        let shared = Shared { state: Swapped::from_pointee(state), reused: AtomicU64::new(0) };
+        let shared =
+            SharedIndex { state: SwapCell::from_pointee(state), reused: AtomicU64::new(0) };
         Self {
             words: Allocator::default(),
             metas: Vec::new(),
@@ -106,7 +107,7 @@ impl Forest {
         }
     }
 
-    pub(super) fn shared(&self) -> &Arc<Shared> {
+    pub(super) fn shared(&self) -> &Arc<SharedIndex> {
         &self.shared
     }
 

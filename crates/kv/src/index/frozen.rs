@@ -22,7 +22,7 @@ type Name = (EngineHash, [u32; Tier::COUNT]);
 
 /// All blocks that a worker held at one moment.
 #[derive(Debug, Default)]
-pub struct Frozen {
+pub struct FrozenBlocks {
     runs: Vec<FrozenRun>,
     hashes: Vec<u64>,
     /// One name of each held block.
@@ -70,8 +70,8 @@ impl LastRun {
 impl Index {
     /// A copy of all that a worker holds: the same as [`Index::snapshot`], with about twenty bytes
     /// per block, and without borrowing the index for longer than the copying takes.
-    pub fn freeze(&self, worker: WorkerKey) -> Frozen {
-        let mut frozen = Frozen::default();
+    pub fn freeze(&self, worker: WorkerKey) -> FrozenBlocks {
+        let mut frozen = FrozenBlocks::default();
         let Some(known) = self.workers.get(&worker) else {
             return frozen;
         };
@@ -104,7 +104,7 @@ impl Index {
 
     /// Copies the runs of which a worker holds blocks, and the runs before them; returns where each
     /// run begins in the copy.
-    fn freeze_runs(&self, worker: WorkerKey, frozen: &mut Frozen) -> Vec<u32> {
+    fn freeze_runs(&self, worker: WorkerKey, frozen: &mut FrozenBlocks) -> Vec<u32> {
         let mut bases = vec![NOT_HELD; self.forest.metas.len()];
         let Some(known) = self.workers.get(&worker) else {
             return bases;
@@ -128,7 +128,7 @@ impl Index {
         bases
     }
 
-    fn freeze_run(&self, run: u32, frozen: &mut Frozen) {
+    fn freeze_run(&self, run: u32, frozen: &mut FrozenBlocks) {
         let (meta, len) = (self.forest.meta(run), self.forest.run(run).len());
         let parent = meta.parent.and_then(|place| self.forest.locate(place));
         frozen.runs.push(FrozenRun {
@@ -143,7 +143,7 @@ impl Index {
     }
 }
 
-impl Frozen {
+impl FrozenBlocks {
     /// Number of names.
     pub fn names_count(&self) -> usize {
         self.names_count

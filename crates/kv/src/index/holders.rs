@@ -6,7 +6,7 @@
 //! see the prefix up to the first gap, with its tiers.
 
 use super::forest::{Forest, Span};
-use super::run::{Full, IN_PLACE, List, Partial, Stretch};
+use super::run::{FullHolders, IN_PLACE, List, PartialHolder, Stretch};
 use super::sync::Ordering;
 use super::words::Allocator;
 
@@ -15,7 +15,7 @@ pub(super) const ABSENT: u8 = u8::MAX;
 /// The fastest tier, which is not recorded.
 const DEVICE: u8 = 0;
 
-impl Full {
+impl FullHolders {
     pub(super) fn is_empty(self, words: &Allocator) -> bool {
         match self.as_row() {
             None => self == Self::EMPTY,
@@ -51,12 +51,12 @@ impl Full {
 
 impl List {
     /// The entries of a list of partial holders.
-    pub(super) fn partials(self, words: &Allocator) -> impl Iterator<Item = Partial> + '_ {
+    pub(super) fn partials(self, words: &Allocator) -> impl Iterator<Item = PartialHolder> + '_ {
         let single = self.as_single();
         let (at, count) =
             if single.is_some() { (super::words::Address(0), 0) } else { self.extent() };
         let list = words.slice(at, count).iter();
-        single.into_iter().chain(list.map(|word| Partial(word.load(Ordering::Relaxed))))
+        single.into_iter().chain(list.map(|word| PartialHolder(word.load(Ordering::Relaxed))))
     }
 }
 
@@ -81,7 +81,7 @@ impl Forest {
         self.find_partial(run, slot).map_or(0, |(_, partial)| partial.blocks())
     }
 
-    pub(super) fn find_partial(&self, run: u32, slot: u16) -> Option<(usize, Partial)> {
+    pub(super) fn find_partial(&self, run: u32, slot: u16) -> Option<(usize, PartialHolder)> {
         let list = self.run(run).partial();
         if list.is_empty() {
             return None;
@@ -217,7 +217,7 @@ impl Forest {
             }
             self.remove_partial(run, slot);
         } else {
-            self.set_partial(run, Partial::new(slot, blocks));
+            self.set_partial(run, PartialHolder::new(slot, blocks));
             if is_full {
                 self.remove_full(run, slot);
             }
@@ -227,10 +227,10 @@ impl Forest {
     /// Moves all full holders but one to the partial holders, before a run is extended.
     pub(super) fn leave_full_to(&mut self, run: u32, slot: u16) {
         let (full, len) = (self.run(run).full(), self.run(run).len());
-        let sole = Full::of(&[slot]);
+        let sole = FullHolders::of(&[slot]);
         if full != sole {
             for other in full.slots().filter(|other| *other != slot) {
-                self.set_partial(run, Partial::new(other, len));
+                self.set_partial(run, PartialHolder::new(other, len));
             }
             self.run(run).set_full(sole);
         }
@@ -266,13 +266,13 @@ impl Forest {
         // A row is removed when only half of the slots that fit in place are left, to avoid
         // switching back and forth.
         if full.as_row().is_none() || slots.len() <= IN_PLACE / 2 {
-            self.replace_full(run, Full::of(&slots));
+            self.replace_full(run, FullHolders::of(&slots));
         }
     }
 
-    fn new_full(&mut self, slots: &[u16]) -> Full {
+    fn new_full(&mut self, slots: &[u16]) -> FullHolders {
         if slots.len() <= IN_PLACE {
-            return Full::of(slots);
+            return FullHolders::of(slots);
         }
         let highest = slots.iter().copied().max().map_or(0, usize::from);
         let words = (highest / 64 + 1).max(self.slots().words());
@@ -285,10 +285,10 @@ impl Forest {
         for (word, bits) in self.words.slice(at, words).iter().zip(row) {
             word.store(bits, Ordering::Release);
         }
-        Full::row(at, words)
+        FullHolders::row(at, words)
     }
 
-    fn replace_full(&mut self, run: u32, new: Full) {
+    fn replace_full(&mut self, run: u32, new: FullHolders) {
         let old = self.run(run).full();
         self.run(run).set_full(new);
         if let Some((at, words)) = old.as_row() {
@@ -296,7 +296,7 @@ impl Forest {
         }
     }
 
-    fn set_partial(&mut self, run: u32, partial: Partial) {
+    fn set_partial(&mut self, run: u32, partial: PartialHolder) {
         let list = self.run(run).partial();
         let found = self.find_partial(run, partial.slot());
         if list.is_empty() || (list.as_single().is_some() && found.is_some()) {
@@ -342,7 +342,7 @@ impl Forest {
     fn replace_partials(&mut self, run: u32, entries: &[u64]) {
         let old = self.run(run).partial();
         let new = match entries {
-            [single] => List::single(Partial(*single)),
+            [single] => List::single(PartialHolder(*single)),
             _ => self.new_list(entries, list_words(entries.len().max(1))),
         };
         self.run(run).set_partial(new);
@@ -357,7 +357,7 @@ impl Forest {
         let irregular = self.meta(run).irregular.iter();
         let irregular = irregular.filter_map(|(_, tiers)| last(tiers)).max();
         let list = self.run(run).partial();
-        let partial = list.partials(&self.words).map(Partial::blocks).max();
+        let partial = list.partials(&self.words).map(PartialHolder::blocks).max();
         irregular.map_or(0, |last| last as u32 + 1).max(partial.unwrap_or(0))
     }
 
@@ -369,7 +369,7 @@ impl Forest {
         self.run(tail).set_full(new);
         let partials: Vec<_> = self.run(run).partial().partials(&self.words).collect();
         for partial in partials.iter().filter(|partial| partial.blocks() > at) {
-            self.set_partial(tail, Partial::new(partial.slot(), partial.blocks() - at));
+            self.set_partial(tail, PartialHolder::new(partial.slot(), partial.blocks() - at));
         }
         for place in 0..self.meta(run).irregular.len() {
             let (slot, tiers) = &self.meta(run).irregular[place];
@@ -398,7 +398,7 @@ impl Forest {
 
     /// Frees the sets of a run that no worker holds.
     pub(super) fn free_sets(&mut self, run: u32) {
-        self.replace_full(run, Full::EMPTY);
+        self.replace_full(run, FullHolders::EMPTY);
         self.replace_partials(run, &[]);
         let tiers = self.run(run).tiers();
         self.run(run).set_tiers(List::EMPTY);

@@ -2,7 +2,7 @@
 
 use super::observe::Observer;
 use super::waiting_events::{BLOCKS_MAX, WaitingEvent};
-use super::{Applied, Index, TokenBlocks, WorkerKey};
+use super::{AppliedBlocks, Index, TokenBlocks, WorkerKey};
 use crate::event::{EngineHash, StoredBlock, Tier};
 
 impl Index {
@@ -13,16 +13,16 @@ impl Index {
         parent: Option<EngineHash>,
         blocks: &[StoredBlock],
         tier: Tier,
-    ) -> Applied {
+    ) -> AppliedBlocks {
         let all = blocks.len();
         let (Some(parent), 1..=BLOCKS_MAX) = (parent, all) else {
-            return Applied { orphaned: all, ..Applied::default() };
+            return AppliedBlocks { orphaned: all, ..AppliedBlocks::default() };
         };
         if self.admit(worker).is_none() {
-            return Applied { over_limit: all, ..Applied::default() };
+            return AppliedBlocks { over_limit: all, ..AppliedBlocks::default() };
         }
         let Some(worker) = self.workers.get_mut(&worker) else {
-            return Applied::default();
+            return AppliedBlocks::default();
         };
         // Blocks of a wrong size can never be stored. They wait without their tokens, whose number
         // is not bounded.
@@ -34,12 +34,16 @@ impl Index {
         let blocks = kept.collect();
         let orphaned =
             worker.waiting_events.keep(WaitingEvent { parent, blocks, tier, removed: Vec::new() });
-        Applied { aside: all, orphaned, ..Applied::default() }
+        AppliedBlocks { aside: all, orphaned, ..AppliedBlocks::default() }
     }
 
     /// Stores waiting blocks whose parent is now known.
-    pub(super) fn join(&mut self, worker: WorkerKey, observer: &mut impl Observer) -> Applied {
-        let mut applied = Applied::default();
+    pub(super) fn join(
+        &mut self,
+        worker: WorkerKey,
+        observer: &mut impl Observer,
+    ) -> AppliedBlocks {
+        let mut applied = AppliedBlocks::default();
         while let Some(known) = self.workers.get_mut(&worker) {
             if known.waiting_events.is_empty() {
                 break;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::overlaps::Overlaps;
-use super::run::{Full, Partial, Run, Stretch, View};
-use super::shared::{IndexState, Shared};
+use super::run::{FullHolders, PartialHolder, Run, Stretch, View};
+use super::shared::{IndexState, SharedIndex};
 use super::sync::{Ordering, look_again};
 use crate::hash::BlockHash;
 use crate::prefetch::prefetch;
@@ -17,11 +17,11 @@ use crate::prefetch::prefetch;
 /// block that it did not hold at all during the call is never counted.
 #[derive(Clone, Debug)]
 pub struct IndexReader {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<SharedIndex>,
 }
 
 /// A walk must be repeated, because the writer changed something.
-struct Changed;
+struct ConcurrentChange;
 
 #[cfg(all(test, not(loom)))]
 mod tests;
@@ -43,22 +43,28 @@ impl IndexReader {
         state: &IndexState,
         hashes: &[BlockHash],
         out: &mut Overlaps,
-    ) -> Result<(), Changed> {
+    ) -> Result<(), ConcurrentChange> {
         match walk(state, hashes, out)? {
             // The run may be in a table that replaced this one, or among runs added since.
-            End::Missing if !self.shared.state.load().finds_the_same(state) => Err(Changed),
+            End::Missing if !self.shared.state.load().finds_the_same(state) => {
+                Err(ConcurrentChange)
+            }
             End::Missing | End::Run => self.allow_for_reuse(state, out),
         }
     }
 
     /// Handles the case that numbers in the state were reused while the walk used them.
-    fn allow_for_reuse(&self, state: &IndexState, out: &mut Overlaps) -> Result<(), Changed> {
+    fn allow_for_reuse(
+        &self,
+        state: &IndexState,
+        out: &mut Overlaps,
+    ) -> Result<(), ConcurrentChange> {
         if self.shared.reused.load(Ordering::Acquire) <= state.reused {
             return Ok(());
         }
         let now = self.shared.state.load();
         if now.words.reused != state.words.reused {
-            return Err(Changed);
+            return Err(ConcurrentChange);
         }
         // A worker that lost its slot held nothing at some time during the call. Repeating the walk
         // would let a worker that repeatedly joins and leaves delay readers.
@@ -75,7 +81,11 @@ enum End {
     Missing,
 }
 
-fn walk(state: &IndexState, hashes: &[BlockHash], out: &mut Overlaps) -> Result<End, Changed> {
+fn walk(
+    state: &IndexState,
+    hashes: &[BlockHash],
+    out: &mut Overlaps,
+) -> Result<End, ConcurrentChange> {
     out.clear();
     if !Arc::ptr_eq(&out.slots, &state.slots) {
         out.slots = Arc::clone(&state.slots);
@@ -91,7 +101,7 @@ fn walk(state: &IndexState, hashes: &[BlockHash], out: &mut Overlaps) -> Result<
         let Some((_, run)) = state.find(hash) else {
             // If the previous run was not extended, split or joined, the walk ends here.
             if before.is_some_and(|(run, version)| !run.unchanged(version)) {
-                return Err(Changed);
+                return Err(ConcurrentChange);
             }
             end = End::Missing;
             break;
@@ -135,7 +145,7 @@ fn step(
     rest: &[BlockHash],
     depth: u32,
     out: &mut Overlaps,
-) -> Result<(View, u32), Changed> {
+) -> Result<(View, u32), ConcurrentChange> {
     let (singles, slower) = (out.singles.len(), out.slower.len());
     loop {
         let view = run.view();
@@ -151,7 +161,7 @@ fn step(
         match read {
             Some(matched) if run.unchanged(view.version) => return Ok((view, matched)),
             // It is no longer the same run, or this state cannot address it.
-            None => return Err(Changed),
+            None => return Err(ConcurrentChange),
             Some(_) => {
                 out.singles.truncate(singles);
                 out.slower.truncate(slower);
@@ -193,7 +203,7 @@ fn matched(state: &IndexState, view: &View, rest: &[BlockHash]) -> Option<u32> {
 }
 
 #[inline]
-fn read_full(state: &IndexState, full: Full, out: &mut Overlaps) -> Option<()> {
+fn read_full(state: &IndexState, full: FullHolders, out: &mut Overlaps) -> Option<()> {
     out.next.clear();
     if let Some((at, words)) = full.as_row() {
         let row = state.words.get(at, words)?;
@@ -233,13 +243,13 @@ fn read_partial(
     let list = state.words.get(at, count)?;
     out.singles.reserve(count);
     for word in list {
-        take_partial(Partial(word.load(Ordering::Relaxed)), matched, depth, out);
+        take_partial(PartialHolder(word.load(Ordering::Relaxed)), matched, depth, out);
     }
     Some(())
 }
 
 #[inline]
-fn take_partial(partial: Partial, matched: u32, depth: u32, out: &mut Overlaps) {
+fn take_partial(partial: PartialHolder, matched: u32, depth: u32, out: &mut Overlaps) {
     let (word, bit) = (usize::from(partial.slot()) / 64, 1 << (partial.slot() % 64));
     let Some(alive) = out.alive.get(word) else {
         return;

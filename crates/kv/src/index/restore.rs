@@ -8,7 +8,7 @@ use super::forest::Cursor;
 use super::names::Lane;
 use super::snapshot::{BlockName, RunNames, SnapshotRun};
 use super::strips::Place;
-use super::{Applied, HashedBlock, Index, WorkerKey};
+use super::{AppliedBlocks, HashedBlock, Index, WorkerKey};
 use crate::event::Tier;
 use crate::hash::BlockHash;
 
@@ -65,9 +65,9 @@ impl Index {
         &mut self,
         worker: WorkerKey,
         runs: impl IntoIterator<Item = SnapshotRun>,
-    ) -> Applied {
+    ) -> AppliedBlocks {
         let (mut restore, removed) = self.begin_restore(worker, 0);
-        let mut applied = Applied { removed, ..Applied::default() };
+        let mut applied = AppliedBlocks { removed, ..AppliedBlocks::default() };
         for run in runs {
             applied += self.restore_run(&mut restore, &run);
         }
@@ -86,10 +86,10 @@ impl Index {
     }
 
     /// Applies the next run of a snapshot, as in [`Index::restore`].
-    pub fn restore_run(&mut self, restore: &mut Restore, run: &SnapshotRun) -> Applied {
+    pub fn restore_run(&mut self, restore: &mut Restore, run: &SnapshotRun) -> AppliedBlocks {
         let Restore { worker, state } = restore;
         let worker = *worker;
-        let mut applied = Applied::default();
+        let mut applied = AppliedBlocks::default();
         let has_room = state.ends.len() < self.limit().saturating_mul(2);
         let cursor = self.end_of(run.parent, state);
         let Some(cursor) = cursor.filter(|_| has_room && is_sound(run)) else {
@@ -189,8 +189,8 @@ impl Index {
         cursor: Cursor,
         hashes: &[BlockHash],
         names: &[BlockName],
-    ) -> Applied {
-        let mut applied = Applied::default();
+    ) -> AppliedBlocks {
+        let mut applied = AppliedBlocks::default();
         // The place of the previous block is kept, because names of the run itself may change
         // meanwhile.
         let before = cursor.at.checked_sub(1).map(|at| self.forest.place(cursor.run, at));

@@ -28,9 +28,9 @@ pub(super) struct Run {
     first: AtomicU64,
     /// Hash of the last block: if it is equal, everything before is equal as well.
     last: AtomicU64,
-    /// Workers that hold all of it in their fastest tier: a [`Full`].
+    /// Workers that hold all of it in their fastest tier: a [`FullHolders`].
     full: AtomicU64,
-    /// Workers that hold a prefix of it: a [`List`] of [`Partial`].
+    /// Workers that hold a prefix of it: a [`List`] of [`PartialHolder`].
     partial: AtomicU64,
     /// Where holders' blocks are not in the fastest tier: a [`List`] of [`Stretch`].
     tiers: AtomicU64,
@@ -44,7 +44,7 @@ pub(super) struct View {
     pub(super) strip: Address,
     pub(super) first: u64,
     pub(super) last: u64,
-    pub(super) full: Full,
+    pub(super) full: FullHolders,
     pub(super) partial: List,
     pub(super) tiers: List,
 }
@@ -57,7 +57,7 @@ impl Default for Run {
             strip: AtomicU32::new(Address::NONE.0),
             first: AtomicU64::new(0),
             last: AtomicU64::new(0),
-            full: AtomicU64::new(Full::EMPTY.0),
+            full: AtomicU64::new(FullHolders::EMPTY.0),
             partial: AtomicU64::new(List::EMPTY.0),
             tiers: AtomicU64::new(List::EMPTY.0),
         }
@@ -74,7 +74,7 @@ impl Run {
             strip: Address(self.strip.load(Ordering::Acquire)),
             first: self.first.load(Ordering::Acquire),
             last: self.last.load(Ordering::Acquire),
-            full: Full(self.full.load(Ordering::Acquire)),
+            full: FullHolders(self.full.load(Ordering::Acquire)),
             partial: List(self.partial.load(Ordering::Acquire)),
             tiers: List(self.tiers.load(Ordering::Acquire)),
         }
@@ -101,8 +101,8 @@ impl Run {
         self.first.load(Ordering::Relaxed)
     }
 
-    pub(super) fn full(&self) -> Full {
-        Full(self.full.load(Ordering::Relaxed))
+    pub(super) fn full(&self) -> FullHolders {
+        FullHolders(self.full.load(Ordering::Relaxed))
     }
 
     pub(super) fn partial(&self) -> List {
@@ -126,7 +126,7 @@ impl Run {
         self.raise();
     }
 
-    pub(super) fn set_full(&self, full: Full) {
+    pub(super) fn set_full(&self, full: FullHolders) {
         self.full.store(full.0, Ordering::Release);
         self.raise();
     }
@@ -147,7 +147,7 @@ impl Run {
         self.raise();
         self.first.store(first, Ordering::Release);
         self.raise();
-        self.full.store(Full::EMPTY.0, Ordering::Release);
+        self.full.store(FullHolders::EMPTY.0, Ordering::Release);
         self.partial.store(List::EMPTY.0, Ordering::Release);
         self.tiers.store(List::EMPTY.0, Ordering::Release);
         self.set_strip(strip);
@@ -164,7 +164,7 @@ impl Run {
 /// The set of workers that hold a whole run: up to four slots in place, or a row of bits in the
 /// words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Full(pub(super) u64);
+pub(super) struct FullHolders(pub(super) u64);
 
 /// Slot numbers are below this value.
 pub(super) const SLOTS_MAX: u16 = ROW;
@@ -173,7 +173,7 @@ const NO_SLOT: u16 = 0xffff;
 /// Number of slots that fit in place.
 pub(super) const IN_PLACE: usize = 4;
 
-impl Full {
+impl FullHolders {
     pub(super) const EMPTY: Self = Self(u64::MAX);
 
     pub(super) fn of(slots: &[u16]) -> Self {
@@ -200,7 +200,7 @@ impl Full {
     }
 }
 
-/// A list in the words (address and number of words), or a single [`Partial`] in place.
+/// A list in the words (address and number of words), or a single [`PartialHolder`] in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct List(pub(super) u64);
 
@@ -213,7 +213,7 @@ impl List {
         Self((count as u64) << 32 | u64::from(at.0))
     }
 
-    pub(super) fn single(partial: Partial) -> Self {
+    pub(super) fn single(partial: PartialHolder) -> Self {
         Self(SINGLE | partial.0)
     }
 
@@ -222,8 +222,8 @@ impl List {
     }
 
     #[inline]
-    pub(super) fn as_single(self) -> Option<Partial> {
-        (self.0 & SINGLE != 0).then_some(Partial(self.0 & !SINGLE))
+    pub(super) fn as_single(self) -> Option<PartialHolder> {
+        (self.0 & SINGLE != 0).then_some(PartialHolder(self.0 & !SINGLE))
     }
 
     /// Address and length of a list that is not a single entry.
@@ -236,9 +236,9 @@ impl List {
 /// A worker that holds the first blocks of a run: its slot in the upper half, their number in the
 /// lower half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Partial(pub(super) u64);
+pub(super) struct PartialHolder(pub(super) u64);
 
-impl Partial {
+impl PartialHolder {
     pub(super) fn new(slot: u16, blocks: u32) -> Self {
         Self(u64::from(slot) << 32 | u64::from(blocks))
     }

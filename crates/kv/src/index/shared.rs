@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::heads::Heads;
 use super::run::Run;
-use super::sync::{AtomicU64, Swapped};
+use super::sync::{AtomicU64, SwapCell};
 use super::words::Words;
 use super::worker_key::WorkerKey;
 
@@ -22,7 +22,7 @@ pub(super) struct IndexState {
     /// One bit per slot in use. Bits are cleared in place, so a worker that leaves disappears
     /// immediately.
     pub(super) live: Arc<[AtomicU64]>,
-    /// The value of [`Shared::reused`] when this state was published.
+    /// The value of [`SharedIndex::reused`] when this state was published.
     pub(super) reused: u64,
 }
 
@@ -98,8 +98,8 @@ impl Slots {
 
 /// The current state, as readers find it.
 #[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) state: Swapped<IndexState>,
+pub(super) struct SharedIndex {
+    pub(super) state: SwapCell<IndexState>,
     /// How often a number of a slot or of a chunk was reused. The counter is raised before anything
     /// is written there: a reader with an earlier state cannot know what the number means now.
     pub(super) reused: AtomicU64,

@@ -8,7 +8,7 @@ use super::holders::ABSENT;
 use super::names::{BATCH, Lane, Row};
 use super::strips::Place;
 use super::worker::Worker;
-use super::{Applied, HashedBlock, Index, WorkerKey};
+use super::{AppliedBlocks, HashedBlock, Index, WorkerKey};
 use crate::event::{EngineHash, Tier};
 
 impl Index {
@@ -21,9 +21,9 @@ impl Index {
         parent: Option<EngineHash>,
         blocks: &[HashedBlock],
         tier: Tier,
-    ) -> Applied {
+    ) -> AppliedBlocks {
         if blocks.is_empty() {
-            return Applied::default();
+            return AppliedBlocks::default();
         }
         let mut after = None;
         let cursor = match parent {
@@ -33,7 +33,7 @@ impl Index {
                 after = names.and_then(|names| names.find(parent.0));
                 let place = names.zip(after).map(|(names, lane)| names.place(lane));
                 let Some((run, at)) = place.and_then(|place| self.forest.locate(place)) else {
-                    return Applied { orphaned: blocks.len(), ..Applied::default() };
+                    return AppliedBlocks { orphaned: blocks.len(), ..AppliedBlocks::default() };
                 };
                 Cursor { run, at: at + 1 }
             }
@@ -57,16 +57,16 @@ impl Index {
     ) -> StoredAt {
         let limit = self.limit();
         if self.admit(worker).is_none() || self.forest.is_full(blocks.len()) {
-            let applied = Applied { over_limit: blocks.len(), ..Applied::default() };
+            let applied = AppliedBlocks { over_limit: blocks.len(), ..AppliedBlocks::default() };
             return StoredAt { applied, end: None };
         }
         let Self { forest, workers, .. } = self;
         let Some(worker) = workers.get_mut(&worker) else {
-            return StoredAt { applied: Applied::default(), end: None };
+            return StoredAt { applied: AppliedBlocks::default(), end: None };
         };
         worker.names.fetch(blocks.names(0));
         let mut storing =
-            Storing { forest, worker, tier, limit, after, applied: Applied::default() };
+            StoringEvent { forest, worker, tier, limit, after, applied: AppliedBlocks::default() };
         let mut from = 0;
         while from < blocks.len() {
             let rest = blocks.part(from, blocks.len());
@@ -89,7 +89,12 @@ impl Index {
     }
 
     /// Removes one physical copy of each named block from a tier.
-    pub fn remove(&mut self, worker: WorkerKey, hashes: &[EngineHash], tier: Tier) -> Applied {
+    pub fn remove(
+        &mut self,
+        worker: WorkerKey,
+        hashes: &[EngineHash],
+        tier: Tier,
+    ) -> AppliedBlocks {
         self.remove_each(worker, hashes, tier, |_| {})
     }
 
@@ -100,10 +105,10 @@ impl Index {
         hashes: &[EngineHash],
         tier: Tier,
         mut taken: impl FnMut(EngineHash),
-    ) -> Applied {
-        let mut applied = Applied::default();
+    ) -> AppliedBlocks {
+        let mut applied = AppliedBlocks::default();
         let Some(known) = self.workers.get_mut(&worker) else {
-            return Applied { unknown: hashes.len(), ..applied };
+            return AppliedBlocks { unknown: hashes.len(), ..applied };
         };
         let mut removal: Option<Removal> = None;
         known.names.fetch(names(hashes));
@@ -154,7 +159,7 @@ impl Index {
 
 /// The result of storing blocks.
 pub(super) struct StoredAt {
-    pub(super) applied: Applied,
+    pub(super) applied: AppliedBlocks,
     /// The cursor after the last block, if all were stored, and the lane of its name, if known.
     pub(super) end: Option<(Cursor, Option<Lane>)>,
 }
@@ -198,18 +203,18 @@ impl Removal {
 }
 
 /// An event that is being stored.
-struct Storing<'a> {
+struct StoringEvent<'a> {
     forest: &'a mut Forest,
     worker: &'a mut Worker,
     tier: Tier,
     limit: usize,
     /// The lane of the previous block's name.
     after: Option<Lane>,
-    applied: Applied,
+    applied: AppliedBlocks,
 }
 
 /// Blocks of an event along one run, whose names are being entered.
-struct Entering<T> {
+struct EnteredBlocks<T> {
     blocks: T,
     span: Span,
     /// Whether readers already see the worker as holder of the blocks.
@@ -226,7 +231,7 @@ enum Stop {
     Full(usize),
 }
 
-impl Storing<'_> {
+impl StoringEvent<'_> {
     /// The blocks along which the chain continues, created if necessary; and whether readers
     /// already see the worker as their holder. `None` if hashes contradict existing blocks.
     fn find_or_extend(&mut self, cursor: Cursor, rest: impl BlockSequence) -> Option<(Span, bool)> {
@@ -240,7 +245,7 @@ impl Storing<'_> {
     /// Enters the names of a span's blocks; returns how many found room.
     fn enter(&mut self, blocks: impl BlockSequence, span: Span, held: bool) -> usize {
         let replaced = self.applied.replaced;
-        let mut entering = Entering { blocks, span, held, new: 0..0 };
+        let mut entering = EnteredBlocks { blocks, span, held, new: 0..0 };
         let mut entered = 0;
         'laid_out: while entered < blocks.len() {
             let room = self.limit.saturating_sub(self.worker.names.len());
@@ -277,7 +282,7 @@ impl Storing<'_> {
     /// Enters the next blocks from `from` on; returns where it stopped, and why.
     fn enter_row(
         &mut self,
-        entering: &mut Entering<impl BlockSequence>,
+        entering: &mut EnteredBlocks<impl BlockSequence>,
         from: usize,
         row: &Row,
     ) -> Result<usize, Stop> {
@@ -341,7 +346,7 @@ impl Storing<'_> {
     }
 
     /// Adds a copy of a block that exists under the same name.
-    fn copy(&mut self, entering: &mut Entering<impl BlockSequence>, lane: Lane) {
+    fn copy(&mut self, entering: &mut EnteredBlocks<impl BlockSequence>, lane: Lane) {
         // Entered blocks must be published before tiers change.
         self.hold(entering);
         self.worker.add_copies(self.forest, lane, self.tier, 1);
@@ -360,8 +365,8 @@ impl Storing<'_> {
     }
 
     /// Publishes the entered blocks to readers.
-    fn hold(&mut self, entering: &mut Entering<impl BlockSequence>) {
-        let Entering { blocks, span, held, .. } = *entering;
+    fn hold(&mut self, entering: &mut EnteredBlocks<impl BlockSequence>) {
+        let EnteredBlocks { blocks, span, held, .. } = *entering;
         let new = std::mem::take(&mut entering.new);
         if held || new.is_empty() {
             return;

@@ -19,9 +19,9 @@ pub(super) fn look_again() {
 
 /// The cell with the current state, which is replaced as a whole.
 #[cfg(not(loom))]
-pub(super) type Swapped<T> = arc_swap::ArcSwap<T>;
+pub(super) type SwapCell<T> = arc_swap::ArcSwap<T>;
 #[cfg(loom)]
-pub(super) use checked::Swapped;
+pub(super) use checked::SwapCell;
 
 #[cfg(loom)]
 mod checked {
@@ -31,9 +31,9 @@ mod checked {
 
     /// A stand-in that the model checker knows; the replacing of values is not what is checked.
     #[derive(Debug)]
-    pub(in super::super) struct Swapped<T>(Mutex<Arc<T>>);
+    pub(in super::super) struct SwapCell<T>(Mutex<Arc<T>>);
 
-    impl<T> Swapped<T> {
+    impl<T> SwapCell<T> {
         pub(in super::super) fn from_pointee(value: T) -> Self {
             Self(Mutex::new(Arc::new(value)))
         }

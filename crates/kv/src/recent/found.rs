@@ -3,7 +3,7 @@
 use crate::index::WorkerKey;
 
 /// How many leading blocks of a prompt are speculative on each worker. Keep one and pass it to
-/// [`Recent::find`](super::Recent::find) repeatedly: it reuses its memory.
+/// [`RecentPrompts::find`](super::RecentPrompts::find) repeatedly: it reuses its memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RecentOverlaps {
     /// Sorted by worker.

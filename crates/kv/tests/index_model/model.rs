@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use splitrail_kv::{Applied, KvEvent, Overlap, StoredBlock, Tier, WorkerKey};
+use splitrail_kv::{AppliedBlocks, KvEvent, Overlap, StoredBlock, Tier, WorkerKey};
 
 use crate::{BLOCK_SIZE, LIMIT};
 
@@ -47,8 +47,13 @@ pub(crate) type Held = BTreeMap<u64, (Prefix, BTreeMap<Tier, u32>)>;
 pub(crate) struct Model(pub(crate) BTreeMap<WorkerKey, Held>, BTreeMap<WorkerKey, Vec<Waiting>>);
 
 impl Model {
-    pub(crate) fn apply(&mut self, worker: WorkerKey, event: &KvEvent, space: Spaces) -> Applied {
-        let mut applied = Applied::default();
+    pub(crate) fn apply(
+        &mut self,
+        worker: WorkerKey,
+        event: &KvEvent,
+        space: Spaces,
+    ) -> AppliedBlocks {
+        let mut applied = AppliedBlocks::default();
         match event {
             KvEvent::Stored { parent, blocks, tier, .. } => {
                 let before = match parent {
@@ -93,8 +98,8 @@ impl Model {
         mut prefix: Prefix,
         blocks: &[StoredBlock],
         tier: Tier,
-    ) -> Applied {
-        let mut applied = Applied::default();
+    ) -> AppliedBlocks {
+        let mut applied = AppliedBlocks::default();
         let held = self.0.entry(worker).or_default();
         let whole = blocks.iter().take_while(|block| block.tokens.len() == BLOCK_SIZE).count();
         if whole < blocks.len() {
@@ -117,8 +122,8 @@ impl Model {
         applied
     }
 
-    fn join(&mut self, worker: WorkerKey) -> Applied {
-        let mut applied = Applied::default();
+    fn join(&mut self, worker: WorkerKey) -> AppliedBlocks {
+        let mut applied = AppliedBlocks::default();
         loop {
             let waiting = self.1.get(&worker).map_or(&[][..], Vec::as_slice);
             let known = |waiting: &Waiting| self.prefix(worker, waiting.parent).is_some();

@@ -27,11 +27,11 @@ pub struct CandidateRecord {
     /// The share of these blocks, from 0 to 1, that did not count, because the worker found less
     /// than the index promised.
     pub overlap_discount: f64,
-    /// Leading blocks of the speculative index, including the confirmed blocks: the worker was
-    /// assumed to hold them because of what was sent to it lately. The cost is computed from this
+    /// Leading blocks of the speculative index, including the confirmed blocks: the worker
+    /// probably held them because of what was sent to it lately. The cost is computed from this
     /// figure.
     pub speculative_blocks: u32,
-    /// The assumed blocks that were being computed for another prompt.
+    /// The speculative blocks that were being computed for another prompt.
     pub underway_blocks: u32,
     /// Requests that the worker worked on.
     pub requests: u32,

@@ -4,7 +4,7 @@ use splitrail_engine::usage::EngineUsage;
 
 use super::handle::DecisionHandle;
 use super::record::Decision;
-use crate::entry::{Cached, Entry, ReportedUsage};
+use crate::entry::{CachedTokens, Entry, ReportedUsage};
 use crate::leg::{LegFacts, Origin};
 use crate::record::client_cached_tokens;
 use crate::timeline::RequestTimes;
@@ -69,7 +69,8 @@ impl DecisionHandle {
         let reported = decision.ledger.prefill().and_then(LegFacts::reported_cached_tokens);
         if let Some(tokens) = reported {
             let tokens = tokens.min(decision.prompt_tokens.unwrap_or(u32::MAX));
-            decision.set_cached(Cached { tokens, source: Origin::EnginePrefill }, Some(tokens));
+            decision
+                .set_cached(CachedTokens { tokens, source: Origin::EnginePrefill }, Some(tokens));
         }
     }
 
@@ -156,7 +157,7 @@ impl DecisionHandle {
 }
 
 impl Decision {
-    fn set_cached(&mut self, cached: Cached, told_tokens: Option<u32>) {
+    fn set_cached(&mut self, cached: CachedTokens, told_tokens: Option<u32>) {
         self.cached_tokens = Some(cached.tokens);
         self.told_cached_tokens = told_tokens;
         self.cached_source = Some(cached.source.kind());

@@ -21,11 +21,11 @@ pub struct Decisions {
 #[derive(Debug)]
 struct Ring {
     next: AtomicU64,
-    places: Box<[Mutex<Option<Kept>>]>,
+    places: Box<[Mutex<Option<NumberedRecord>>]>,
 }
 
 /// A record with its number: higher is newer.
-type Kept = (u64, DecisionHandle);
+type NumberedRecord = (u64, DecisionHandle);
 
 impl Ring {
     fn new(kept: usize) -> Self {
@@ -43,7 +43,7 @@ impl Ring {
     /// The newest first.
     fn newest(&self) -> Vec<DecisionHandle> {
         let kept = self.places.iter().filter_map(|place| lock(place).clone());
-        let mut kept: Vec<Kept> = kept.collect();
+        let mut kept: Vec<NumberedRecord> = kept.collect();
         kept.sort_unstable_by_key(|(number, _)| Reverse(*number));
         kept.into_iter().map(|(_, handle)| handle).collect()
     }
@@ -60,7 +60,7 @@ impl Ring {
     }
 }
 
-fn lock(place: &Mutex<Option<Kept>>) -> MutexGuard<'_, Option<Kept>> {
+fn lock(place: &Mutex<Option<NumberedRecord>>) -> MutexGuard<'_, Option<NumberedRecord>> {
     place.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

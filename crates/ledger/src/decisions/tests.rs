@@ -8,13 +8,13 @@ use splitrail_kv::Overlap;
 use splitrail_policy::{Candidate, CostTerms, Leg};
 
 use super::*;
-use crate::leg::{Expected, LegFacts, LegKind};
+use crate::leg::{Expectation, LegFacts, LegKind};
 use crate::veto::VetoReason;
 
 fn leg(kind: LegKind, worker: &str, overlap_blocks: u32) -> LegFacts {
     let overlap = Overlap { blocks: overlap_blocks, by_tier: [overlap_blocks, 0, 0, 0] };
     let prompt_tokens = Some(100);
-    let expected = Expected { prompt_tokens, overlap, block_size: 16, ..Expected::default() };
+    let expected = Expectation { prompt_tokens, overlap, block_size: 16, ..Expectation::default() };
     LegFacts::new(kind, worker, expected)
 }
 

@@ -61,16 +61,16 @@ pub struct Pick {
     /// The leg that the worker was chosen for.
     pub leg: &'static str,
     /// The chosen worker.
-    pub chosen: Scored,
+    pub chosen: ScoredCandidate,
     /// The candidate with the lowest cost besides the chosen one.
-    pub runner_up: Option<Scored>,
+    pub runner_up: Option<ScoredCandidate>,
     /// The number of candidates.
     pub candidates: usize,
 }
 
 /// A candidate of a choice.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Scored {
+pub struct ScoredCandidate {
     /// The worker's name.
     pub worker: Name,
     /// The candidate's cost under the policy; lower is better.

@@ -1,6 +1,6 @@
 //! Rendezvous hashing: the same first blocks go to the same worker.
 
-use super::Chosen;
+use super::PublishedChoice;
 use crate::candidate::{Candidate, Query};
 use crate::index::CandidateIndex;
 use splitrail_kv::SplitMix64;
@@ -14,7 +14,7 @@ fn mix(seed: u64) -> u64 {
 }
 
 /// Chooses the worker with the largest weight; the last of equal ones.
-pub(super) fn choose(candidates: &[Candidate], query: Query) -> Chosen {
+pub(super) fn choose(candidates: &[Candidate], query: Query) -> PublishedChoice {
     let weights = weights(candidates, query);
     let order = descending(&weights);
     chosen(order[0], &order)
@@ -22,7 +22,7 @@ pub(super) fn choose(candidates: &[Candidate], query: Query) -> Chosen {
 
 /// Chooses the first worker in descending order of weight whose outstanding requests are within the
 /// bound.
-pub(super) fn choose_bounded(candidates: &[Candidate], query: Query) -> Chosen {
+pub(super) fn choose_bounded(candidates: &[Candidate], query: Query) -> PublishedChoice {
     let order = descending(&weights(candidates, query));
     let total: u64 = candidates.iter().map(|candidate| u64::from(candidate.requests)).sum();
     let bound = (BOUND * (total + 1) as f64 / candidates.len() as f64).ceil();
@@ -45,8 +45,8 @@ fn descending(weights: &[u64]) -> Vec<CandidateIndex> {
 }
 
 /// The cost of a candidate is its position in the order.
-fn chosen(index: CandidateIndex, order: &[CandidateIndex]) -> Chosen {
+fn chosen(index: CandidateIndex, order: &[CandidateIndex]) -> PublishedChoice {
     let mut costs = vec![0.0; order.len()];
     order.iter().enumerate().for_each(|(rank, i)| costs[*i] = rank as f64);
-    Chosen { index, tied: 1, fetch_blocks: 0, costs }
+    PublishedChoice { index, tied: 1, fetch_blocks: 0, costs }
 }

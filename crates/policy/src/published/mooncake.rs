@@ -1,6 +1,6 @@
 //! Mooncake's rule: the worker whose prefill is predicted to end first.
 
-use super::{Chosen, VisibleBlocks};
+use super::{PublishedChoice, VisibleBlocks};
 use crate::candidate::{Candidate, Query};
 
 /// The cost in nanoseconds: the wait plus `weight` times the prefill.
@@ -14,7 +14,7 @@ fn prefill_ns(candidate: &Candidate, query: Query, blocks: u32) -> u64 {
 
 /// Each candidate either computes the blocks that it does not hold, or, while it works on its
 /// queue, fetches the blocks of the candidate with the largest overlap.
-pub(super) fn choose_with_fetch(candidates: &[Candidate], query: Query) -> Chosen {
+pub(super) fn choose_with_fetch(candidates: &[Candidate], query: Query) -> PublishedChoice {
     let best = candidates.iter().map(|candidate| candidate.overlap_blocks).max().unwrap_or(0);
     let options: Vec<(f64, bool)> = candidates
         .iter()
@@ -29,5 +29,5 @@ pub(super) fn choose_with_fetch(candidates: &[Candidate], query: Query) -> Chose
         .collect();
     let chosen = super::first(options.iter().map(|(cost, _)| *cost).collect());
     let fetch_blocks = if options[chosen.index].1 { best } else { 0 };
-    Chosen { fetch_blocks, ..chosen }
+    PublishedChoice { fetch_blocks, ..chosen }
 }

@@ -19,31 +19,31 @@ fn worker(number: u32) -> Candidate {
     Candidate { worker: WorkerIndex(number), up: true, ..Candidate::default() }
 }
 
-fn chosen(policy: Published, candidates: &[Candidate], query: Query) -> Chosen {
+fn chosen(policy: PublishedPolicy, candidates: &[Candidate], query: Query) -> PublishedChoice {
     policy.choose(candidates, query).expect("there are candidates")
 }
 
 #[test]
 fn each_has_its_name() {
-    for policy in Published::ALL {
-        assert_eq!(Published::named(policy.name()), Some(policy));
+    for policy in PublishedPolicy::ALL {
+        assert_eq!(PublishedPolicy::named(policy.name()), Some(policy));
     }
-    assert_eq!(Published::named("other"), None);
+    assert_eq!(PublishedPolicy::named("other"), None);
 }
 
 #[test]
 fn ties_go_to_the_first_or_to_the_draw() {
     let all = [worker(0), worker(1), worker(2)];
     for (policy, index, tied) in [
-        (Published::Random, 1, 3),
-        (Published::RoundRobin, 2, 1),
-        (Published::LeastLoaded, 0, 1),
-        (Published::ExactOverlap, 0, 1),
-        (Published::Dynamo, 1, 3),
-        (Published::Llmd, 1, 3),
-        (Published::Mooncake, 0, 1),
-        (Published::WorkAware, 0, 1),
-        (Published::MooncakeFetch, 0, 1),
+        (PublishedPolicy::Random, 1, 3),
+        (PublishedPolicy::RoundRobin, 2, 1),
+        (PublishedPolicy::LeastLoaded, 0, 1),
+        (PublishedPolicy::ExactOverlap, 0, 1),
+        (PublishedPolicy::Dynamo, 1, 3),
+        (PublishedPolicy::Llmd, 1, 3),
+        (PublishedPolicy::Mooncake, 0, 1),
+        (PublishedPolicy::WorkAware, 0, 1),
+        (PublishedPolicy::MooncakeFetch, 0, 1),
     ] {
         let chosen = chosen(policy, &all, query(1000, 4));
         assert_eq!((chosen.index, chosen.tied), (CandidateIndex(index), tied), "{policy:?}");
@@ -56,15 +56,15 @@ fn overlap_first_looks_at_load_only_among_equals() {
     let b = Candidate { overlap_blocks: 2, active_tokens: 800, ..worker(1) };
     let idle = Candidate { overlap_blocks: 1, ..worker(2) };
     assert_eq!(
-        chosen(Published::ExactOverlap, &[a, b, idle], query(2000, 0)).index,
+        chosen(PublishedPolicy::ExactOverlap, &[a, b, idle], query(2000, 0)).index,
         CandidateIndex(1)
     );
     assert_eq!(
-        chosen(Published::ApproxPrefix, &[a, b, idle], query(2000, 0)).index,
+        chosen(PublishedPolicy::ApproxPrefix, &[a, b, idle], query(2000, 0)).index,
         CandidateIndex(0)
     );
     assert_eq!(
-        chosen(Published::LeastLoaded, &[a, b, idle], query(2000, 0)).index,
+        chosen(PublishedPolicy::LeastLoaded, &[a, b, idle], query(2000, 0)).index,
         CandidateIndex(2)
     );
 }
@@ -73,7 +73,7 @@ fn overlap_first_looks_at_load_only_among_equals() {
 fn dynamo_counts_blocks_to_compute_here_and_in_the_queue() {
     let holder = Candidate { overlap_blocks: 2, prefill_tokens: 1024, ..worker(0) };
     let idle = worker(1);
-    let chosen = chosen(Published::Dynamo, &[holder, idle], query(1536, 1));
+    let chosen = chosen(PublishedPolicy::Dynamo, &[holder, idle], query(1536, 1));
     assert_eq!((chosen.costs, chosen.index, chosen.tied), (vec![3.0, 3.0], CandidateIndex(1), 2));
 }
 
@@ -82,7 +82,7 @@ fn llmd_scales_queues_between_the_shortest_and_the_longest() {
     let a = Candidate { overlap_blocks: 1, waiting: 4, ..worker(0) };
     let b = Candidate { waiting: 2, ..worker(1) };
     let c = worker(2);
-    let chosen = chosen(Published::Llmd, &[a, b, c], query(1024, 0));
+    let chosen = chosen(PublishedPolicy::Llmd, &[a, b, c], query(1024, 0));
     assert_eq!((chosen.costs, chosen.index), (vec![-1.0, -0.5, -1.0], CandidateIndex(0)));
 }
 
@@ -92,19 +92,21 @@ fn mooncake_waits_for_an_overlap_as_long_as_it_saves() {
     let idle = worker(0);
     let busy = |wait_ns| Candidate { overlap_blocks: 1, wait_ns, ..worker(1) };
     let saved = idle.coefficients.prefill_ns(1024, 0) - idle.coefficients.prefill_ns(1024, 512);
-    let index = |wait| chosen(Published::Mooncake, &[idle, busy(wait)], query(1024, 0)).index.0;
+    let index =
+        |wait| chosen(PublishedPolicy::Mooncake, &[idle, busy(wait)], query(1024, 0)).index.0;
     assert_eq!((index(saved), index(saved - 1)), (0, 1));
     // A policy that counts the work five times accepts five times the wait, except for the tie.
-    let index = |wait| chosen(Published::WorkAware, &[idle, busy(wait)], query(1024, 0)).index.0;
+    let index =
+        |wait| chosen(PublishedPolicy::WorkAware, &[idle, busy(wait)], query(1024, 0)).index.0;
     assert_eq!((index(5 * saved), index(5 * saved - 1)), (0, 1));
     // Blocks that are only queued count for policies that count them.
     let queued = Candidate { speculative_blocks: 1, ..worker(1) };
     assert_eq!(
-        chosen(Published::Mooncake, &[idle, queued], query(1024, 0)).index,
+        chosen(PublishedPolicy::Mooncake, &[idle, queued], query(1024, 0)).index,
         CandidateIndex(0)
     );
     assert_eq!(
-        chosen(Published::MooncakePending, &[idle, queued], query(1024, 0)).index,
+        chosen(PublishedPolicy::MooncakePending, &[idle, queued], query(1024, 0)).index,
         CandidateIndex(1)
     );
 }
@@ -113,27 +115,27 @@ fn mooncake_waits_for_an_overlap_as_long_as_it_saves() {
 fn a_prefix_is_fetched_only_where_that_is_sooner() {
     let idle = worker(0);
     let busy = Candidate { overlap_blocks: 10, wait_ns: 10_000_000_000, ..worker(1) };
-    let fetched = chosen(Published::MooncakeFetch, &[idle, busy], query(10_000, 0));
+    let fetched = chosen(PublishedPolicy::MooncakeFetch, &[idle, busy], query(10_000, 0));
     assert_eq!((fetched.index, fetched.fetch_blocks), (CandidateIndex(0), 10));
     // A transfer of 5 ms is not worth saving the one token after the last block.
     let barely = Candidate { overlap_blocks: 1, wait_ns: 1_000_000_000, ..worker(1) };
-    let kept = chosen(Published::MooncakeFetch, &[idle, barely], query(10, 0));
+    let kept = chosen(PublishedPolicy::MooncakeFetch, &[idle, barely], query(10, 0));
     assert_eq!((kept.index, kept.fetch_blocks), (CandidateIndex(0), 0));
 }
 
 #[test]
 fn the_bound_passes_over_a_worker_above_its_share() {
     let all: Vec<Candidate> = (0..4).map(worker).collect();
-    let favourite = chosen(Published::PrefixHash, &all, query(1024, 0)).index;
-    assert_eq!(chosen(Published::PrefixHashBl, &all, query(1024, 0)).index, favourite);
+    let favourite = chosen(PublishedPolicy::PrefixHash, &all, query(1024, 0)).index;
+    assert_eq!(chosen(PublishedPolicy::PrefixHashBl, &all, query(1024, 0)).index, favourite);
     let mut loaded = all.clone();
     loaded.iter_mut().for_each(|worker| worker.requests = 2);
     // ceil(1.25 x (9 + 1) / 4) = 4
     loaded[favourite].requests = 3;
-    assert_eq!(chosen(Published::PrefixHashBl, &loaded, query(1024, 0)).index, favourite);
+    assert_eq!(chosen(PublishedPolicy::PrefixHashBl, &loaded, query(1024, 0)).index, favourite);
     // ceil(1.25 x (10 + 1) / 4) = 4
     loaded[favourite].requests = 4;
-    assert_ne!(chosen(Published::PrefixHashBl, &loaded, query(1024, 0)).index, favourite);
+    assert_ne!(chosen(PublishedPolicy::PrefixHashBl, &loaded, query(1024, 0)).index, favourite);
 }
 
 #[test]

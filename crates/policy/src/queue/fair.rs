@@ -12,7 +12,7 @@ const REMEMBERED_MAX: usize = 4096;
 
 /// The amount of work that each tenant has received.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Fair {
+pub(super) struct TenantWork {
     tenants: HashMap<u64, Tenant>,
     virtual_ms: f64,
 }
@@ -23,7 +23,7 @@ struct Tenant {
     waiting: usize,
 }
 
-impl Fair {
+impl TenantWork {
     /// Records that one more request of a tenant waits.
     pub(super) fn joined(&mut self, tenant: u64) {
         self.advance();

@@ -5,7 +5,7 @@ use crate::candidate::Candidate;
 
 /// A request that the queue refuses.
 #[derive(Clone, Debug)]
-pub struct Refused<T> {
+pub struct RefusedItem<T> {
     /// The request.
     pub item: Item<T>,
     /// The lowest possible time to the first token; `None` if the queue is full.
@@ -14,7 +14,7 @@ pub struct Refused<T> {
     pub retry_after_ms: f64,
 }
 
-impl<T> Refused<T> {
+impl<T> RefusedItem<T> {
     pub(super) fn full(item: Item<T>, retry_after_ms: f64) -> Self {
         Self { item, predicted_ttft_ms: None, retry_after_ms }
     }
@@ -33,7 +33,7 @@ impl<T> Queue<T> {
         prefill_ms: f64,
         now_ns: u64,
         candidates: &[Candidate],
-    ) -> Result<Item<T>, Refused<T>> {
+    ) -> Result<Item<T>, RefusedItem<T>> {
         let Some(goal_ms) = self.config.ttft_goal_ms else { return Ok(item) };
         let waited_ms = now_ns.saturating_sub(item.arrival_ns) as f64 / 1e6;
         let wait_ms = self.wait_ms(&item, prefill_ms, candidates);
@@ -44,7 +44,7 @@ impl<T> Queue<T> {
             return Ok(item);
         }
         let retry_after_ms = (predicted_ms - goal_ms).min(wait_ms);
-        Err(Refused { item, predicted_ttft_ms: Some(predicted_ms), retry_after_ms })
+        Err(RefusedItem { item, predicted_ttft_ms: Some(predicted_ms), retry_after_ms })
     }
 
     /// The predicted wait of a request that is not in the queue; `None` without a worker that is up.

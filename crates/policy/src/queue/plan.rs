@@ -48,7 +48,7 @@ struct RoundState {
 
 /// When a worker may get its next request.
 #[derive(Clone, Copy)]
-struct Lead {
+struct LeadTime {
     /// How long before the worker is free.
     ns: u64,
     /// Whether any worker is up. If none is, every worker may get requests.
@@ -57,7 +57,7 @@ struct Lead {
     now_ns: u64,
 }
 
-impl Lead {
+impl LeadTime {
     /// The lead of a request that fetches for as long as it may.
     fn with_fetch_ns(self, candidate: &Candidate) -> u64 {
         self.ns.saturating_add(if candidate.can_fetch { FETCH_LEAD_NS } else { 0 })
@@ -72,7 +72,7 @@ impl Lead {
 impl RoundState {
     /// Adds the workers that may get a request now to those with room, and finds out when the next
     /// one may.
-    fn add_rooms(&mut self, candidates: &[Candidate], lead: Lead) {
+    fn add_rooms(&mut self, candidates: &[Candidate], lead: LeadTime) {
         let able = || candidates.iter().filter(|candidate| candidate.up || !lead.any_up);
         let open = able().filter(|candidate| lead.opens(candidate, candidate.wait_ns));
         self.rooms.extend(open.map(|candidate| (candidate.worker, candidate.rank)));
@@ -92,7 +92,7 @@ impl RoundState {
         chosen: &Candidate,
         fetch: Option<FetchPlan>,
         prefill_ns: u64,
-        lead: Lead,
+        lead: LeadTime,
     ) -> bool {
         let (worker, rank) = (chosen.worker, chosen.rank);
         let is = |placed: &PlacedWorker| (placed.worker, placed.rank) == (worker, rank);
@@ -172,10 +172,10 @@ impl<T> Queue<T> {
         state
     }
 
-    fn lead(&self, candidates: &[Candidate], now_ns: u64) -> Lead {
+    fn lead(&self, candidates: &[Candidate], now_ns: u64) -> LeadTime {
         // If no worker is up, a real attempt gives the client the real error.
         let any_up = candidates.iter().any(|candidate| candidate.up);
-        Lead { ns: (self.config.lead_ms * 1e6) as u64, any_up, now_ns }
+        LeadTime { ns: (self.config.lead_ms * 1e6) as u64, any_up, now_ns }
     }
 
     /// Places one request, and releases it if its worker can begin it.

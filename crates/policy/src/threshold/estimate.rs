@@ -12,7 +12,7 @@ use crate::queue::FETCH_LEAD_NS;
 const FREE_SHARE: f64 = 0.9;
 
 /// The prediction for a local prefill.
-struct Local {
+struct LocalEstimate {
     /// The longer parts of its steps and of the steps before it, plus its wait, its fetch and its
     /// first decode step.
     longer_ms: f64,
@@ -132,7 +132,7 @@ impl Threshold {
         fetch: Option<FetchPlan>,
         scale: f64,
         interference: f64,
-    ) -> Local {
+    ) -> LocalEstimate {
         let fetched_blocks = fetch.map_or(0, |fetch| fetch.blocks);
         let cached = query.cached_tokens(at.held_blocks().max(fetched_blocks));
         let new = query.prompt_tokens.saturating_sub(cached);
@@ -159,7 +159,7 @@ impl Threshold {
         let free = longest_ms <= self.config.tbt_goal_ms * FREE_SHARE;
         let taken_ms = own.longer_ms * scale + own.shorter_ms * interference;
         let quiet_ms = self.steps(new) * step_ms;
-        Local {
+        LocalEstimate {
             longer_ms: wait_ms + fetch_ms + base_ms + own.longer_ms + first_ms,
             shorter_ms: ahead.shorter_ms + own.shorter_ms,
             own_longer_ms: base_ms + own.longer_ms,

@@ -5,7 +5,7 @@
 use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
-use super::written::Written;
+use super::written::BoundedText;
 
 /// Maximum nesting of a written value. JSON from a request is bounded by the parser (128 levels);
 /// this bounds values that a template builds.
@@ -25,7 +25,7 @@ struct Layout {
 pub(super) fn tojson(value: Value, args: Rest<Value>, kwargs: Kwargs) -> Result<Value, Error> {
     let layout = layout(&args, &kwargs)?;
     kwargs.assert_all_used()?;
-    let mut out = Written::default();
+    let mut out = BoundedText::default();
     write_value(&mut out, &value, &layout, 0)?;
     Ok(Value::from(out.into_text()))
 }
@@ -69,7 +69,7 @@ fn invalid(message: &'static str) -> Error {
 }
 
 fn write_value(
-    out: &mut Written,
+    out: &mut BoundedText,
     value: &Value,
     layout: &Layout,
     depth: usize,
@@ -123,12 +123,12 @@ fn pairs(value: &Value, layout: &Layout) -> Result<Vec<(String, Value)>, Error> 
 }
 
 fn write_items(
-    out: &mut Written,
+    out: &mut BoundedText,
     brackets: (char, char),
     len: usize,
     layout: &Layout,
     depth: usize,
-    mut item: impl FnMut(&mut Written, usize) -> Result<(), Error>,
+    mut item: impl FnMut(&mut BoundedText, usize) -> Result<(), Error>,
 ) -> Result<(), Error> {
     out.push(brackets.0)?;
     for index in 0..len {
@@ -144,7 +144,7 @@ fn write_items(
     out.push(brackets.1)
 }
 
-fn new_line(out: &mut Written, layout: &Layout, depth: usize) -> Result<(), Error> {
+fn new_line(out: &mut BoundedText, layout: &Layout, depth: usize) -> Result<(), Error> {
     if let Some(indent) = &layout.indent {
         out.push('\n')?;
         for _ in 0..depth {
@@ -154,7 +154,7 @@ fn new_line(out: &mut Written, layout: &Layout, depth: usize) -> Result<(), Erro
     Ok(())
 }
 
-fn write_string(out: &mut Written, text: &str, layout: &Layout) -> Result<(), Error> {
+fn write_string(out: &mut BoundedText, text: &str, layout: &Layout) -> Result<(), Error> {
     out.push('"')?;
     for ch in text.chars() {
         match ch {

@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use minijinja::value::{Kwargs, Rest, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 
-use super::written::Written;
+use super::written::BoundedText;
 
 /// Maximum width of `indent` in characters.
 const MAX_INDENT: usize = 64;
@@ -217,7 +217,7 @@ pub(super) fn indent(
     let blank = option(2, "blank")?.is_some_and(|value| value.is_true());
     kwargs.assert_all_used()?;
     let text = format!("{text}\n");
-    let mut out = Written::default();
+    let mut out = BoundedText::default();
     for (index, line) in lines(&text, false).into_iter().enumerate() {
         out.check_time()?;
         if index > 0 {

@@ -14,24 +14,24 @@ use serde::{Serialize, Serializer};
 use serde_json::Value as Json;
 
 use super::STEP_BYTES;
-use super::watched::Watched;
+use super::watched::WatchedList;
 
 /// A JSON value; when it is serialized, long texts are copied in steps.
-pub(super) struct Shared<'a>(pub(super) &'a Json);
+pub(super) struct StepwiseJson<'a>(pub(super) &'a Json);
 
-impl Serialize for Shared<'_> {
+impl Serialize for StepwiseJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self.0 {
             Json::String(text) if text.len() > STEP_BYTES => {
                 Value::from(shared(text)).serialize(serializer)
             }
             Json::Array(items) => {
-                let items = items.iter().map(|item| Value::from(Serde(Shared(item)))).collect();
-                Value::from_object(Watched(items)).serialize(serializer)
+                let items =
+                    items.iter().map(|item| Value::from(Serde(StepwiseJson(item)))).collect();
+                Value::from_object(WatchedList(items)).serialize(serializer)
             }
-            Json::Object(fields) => {
-                serializer.collect_map(fields.iter().map(|(name, value)| (name, Shared(value))))
-            }
+            Json::Object(fields) => serializer
+                .collect_map(fields.iter().map(|(name, value)| (name, StepwiseJson(value)))),
             other => other.serialize(serializer),
         }
     }
@@ -79,7 +79,7 @@ mod tests {
             {"role": "user", "content": long, "n": 1, "x": [1.5, true, null, "", {}, [long]]},
             {"content": [{"type": "text", "text": long}], "role": "é"},
         ]);
-        let (ours, plain) = (Value::from(Serde(Shared(&json))), Value::from(Serde(&json)));
+        let (ours, plain) = (Value::from(Serde(StepwiseJson(&json))), Value::from(Serde(&json)));
         assert_eq!(ours, plain);
         assert_eq!(ours.to_string(), plain.to_string());
         for (ours, plain) in ours.try_iter().unwrap().zip(plain.try_iter().unwrap()) {

@@ -9,9 +9,9 @@ use super::super::watch;
 
 /// A list in a request.
 #[derive(Debug)]
-pub(super) struct Watched(pub(super) Vec<Value>);
+pub(super) struct WatchedList(pub(super) Vec<Value>);
 
-impl Object for Watched {
+impl Object for WatchedList {
     fn repr(self: &Arc<Self>) -> ObjectRepr {
         ObjectRepr::Seq
     }

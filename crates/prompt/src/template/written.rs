@@ -6,9 +6,9 @@ use super::super::watch;
 
 /// A text within the bound on the size of the prompt that is rendered on this thread.
 #[derive(Default)]
-pub(super) struct Written(String);
+pub(super) struct BoundedText(String);
 
-impl Written {
+impl BoundedText {
     /// Appends a text.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use super::scanner::Scanner;
 use super::words::WordEncoder;
 
 /// Normaliser, added tokens and post-processor of `fastokens`, with this crate's own word encoder.
-pub(super) struct Compact {
+pub(super) struct CompactTokenizer {
     /// Everything except the model.
     around: fastokens::Tokenizer,
     /// Recognises texts that need neither normaliser nor added tokens.
@@ -17,7 +17,7 @@ pub(super) struct Compact {
     words: WordEncoder,
 }
 
-impl Compact {
+impl CompactTokenizer {
     /// Builds the tokenizer of a file; `described` is the reference's description with the added
     /// tokens.
     ///

@@ -1,7 +1,7 @@
 //! A faster tokenizer, used only where it gives the reference's ids.
 //!
 //! `fastokens` reads the same files and is about thirty times as fast for the kinds of tokenizers
-//! that most models have; for most of these, [`Compact`] is as fast with a tenth of the memory.
+//! that most models have; for most of these, [`CompactTokenizer`] is as fast with a tenth of the memory.
 //! Whether a model's tokenizer is of such a kind is tested by its results: at loading, it is
 //! compared with the reference on difficult texts. The reference is dropped before that: each of
 //! the three takes as much memory to build as everything else.
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use splitrail_kv::Chain;
 use tokenizers::AddedToken;
 
-use super::compact::Compact;
+use super::compact::CompactTokenizer;
 use super::file::File;
 use super::memo::Memo;
 use super::words::spelled;
@@ -27,7 +27,7 @@ const MEMO_BYTES: usize = 8 << 20;
 const PIECE_BYTES: usize = 4 << 10;
 
 /// A tokenizer whose ids were compared with the reference.
-pub(super) struct Fast {
+pub(super) struct FastTokenizer {
     library: FastLibrary,
     /// Present if texts may be cut into pieces.
     cut: Option<PieceTokenizer>,
@@ -37,11 +37,11 @@ pub(super) struct Fast {
 struct PieceTokenizer {
     memo: Memo,
     /// The additions without and with special tokens.
-    around: [Around; 2],
+    around: [SurroundingIds; 2],
 }
 
 /// The ids that the post-processor puts before and after those of a text.
-struct Around {
+struct SurroundingIds {
     before: Vec<u32>,
     behind: Vec<u32>,
 }
@@ -49,7 +49,7 @@ struct Around {
 /// The library that tokenises.
 enum FastLibrary {
     /// This crate's own word encoder, with a tenth of the memory.
-    Compact(Box<Compact>),
+    Compact(Box<CompactTokenizer>),
     Whole(Box<fastokens::Tokenizer>),
 }
 
@@ -111,14 +111,14 @@ fn words(reference: &tokenizers::Tokenizer) -> Vec<String> {
     ids.filter_map(|id| spelled(&reference.id_to_token(id as u32)?)).collect()
 }
 
-impl Fast {
+impl FastTokenizer {
     /// Builds a faster tokenizer of the same file with the same ids.
     ///
     /// # Errors
     /// Why there is none, or why the ids could not be compared.
     pub(super) fn prove(file: &File<'_>, example: &Example) -> Result<Self, String> {
         stay_on_one_thread();
-        match Compact::read(file, &example.described)
+        match CompactTokenizer::read(file, &example.described)
             .map(|compact| FastLibrary::Compact(Box::new(compact)))
         {
             Ok(compact) => match Self::prove_library(compact, example) {
@@ -143,7 +143,7 @@ impl Fast {
                 }
                 // Compares also with cuts at every possible place.
                 around = around.filter(|around| {
-                    let Around { before, behind } = &around[at];
+                    let SurroundingIds { before, behind } = &around[at];
                     let mut ids = before.clone();
                     let mut pieces = pieces::pieces(text, 0);
                     let all = pieces.try_for_each(|piece| fast.append(piece, &mut ids));
@@ -158,13 +158,13 @@ impl Fast {
 
     /// The ids that the post-processor puts around those of a text; `None` if it does anything
     /// else.
-    fn around(&self) -> Option<[Around; 2]> {
+    fn around(&self) -> Option<[SurroundingIds; 2]> {
         /// An id that no token has.
         const ID: u32 = u32::MAX;
         let of = |special| {
             let all = self.finish(vec![ID], special);
             let at = all.iter().position(|id| *id == ID)?;
-            Some(Around { before: all[..at].to_vec(), behind: all[at + 1..].to_vec() })
+            Some(SurroundingIds { before: all[..at].to_vec(), behind: all[at + 1..].to_vec() })
         };
         Some([of(false)?, of(true)?])
     }
@@ -183,7 +183,7 @@ impl Fast {
             chain.append(&self.whole(text, add_special_tokens)?);
             return Some(());
         };
-        let Around { before, behind } = &around[usize::from(add_special_tokens)];
+        let SurroundingIds { before, behind } = &around[usize::from(add_special_tokens)];
         chain.reserve(text.len() / 4);
         chain.append(before);
         let mut key = memo.start(chain, add_special_tokens);
@@ -285,10 +285,10 @@ mod tests {
         file.to_string().into_bytes()
     }
 
-    fn prove(text: &[u8]) -> Fast {
+    fn prove(text: &[u8]) -> FastTokenizer {
         let (reference, described) = reference::build(text).unwrap();
         let example = Example::of(&reference, described.unwrap()).unwrap();
-        Fast::prove(&File::read(text).unwrap(), &example).unwrap()
+        FastTokenizer::prove(&File::read(text).unwrap(), &example).unwrap()
     }
 
     #[test]
@@ -329,7 +329,7 @@ mod tests {
         let mut example = Example::of(&reference, described.unwrap()).unwrap();
         let (_, answers) = example.answers.iter_mut().find(|(text, _)| text.len() > 40).unwrap();
         answers[1].push(7);
-        let fast = Fast::prove(&File::read(&text).unwrap(), &example);
+        let fast = FastTokenizer::prove(&File::read(&text).unwrap(), &example);
         assert_eq!(fast.err().as_deref(), Some("the ids of a difficult text differ"));
     }
 

@@ -20,7 +20,7 @@ struct BpeSettings {
 }
 
 #[derive(Deserialize)]
-struct Added {
+struct AddedTokenWithId {
     #[serde(rename = "id")]
     _id: u32,
     #[serde(flatten)]
@@ -46,7 +46,7 @@ fn build_bpe(file: &File<'_>) -> Option<(Tokenizer, Value)> {
     if !model.is_object() || model.get("type").is_some_and(|kind| kind != "BPE") {
         return None;
     }
-    let added: Vec<Added> = match file.rest.get("added_tokens") {
+    let added: Vec<AddedTokenWithId> = match file.rest.get("added_tokens") {
         Some(added) => serde_json::from_value(added.clone()).ok()?,
         None => Vec::new(),
     };

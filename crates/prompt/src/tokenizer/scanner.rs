@@ -13,7 +13,7 @@ mod starts;
 use fastokens::tiktoken;
 use serde_json::Value;
 
-pub(super) use plain::{Ends, WordEnds};
+pub(super) use plain::{EndBits, WordEnds};
 
 /// The expressions for which there is a scanner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

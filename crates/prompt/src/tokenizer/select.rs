@@ -92,7 +92,7 @@ const VLLM_AS_IS_ARCHITECTURES: [&str; 4] = [
 
 /// How the engine uses `tokenizer.json`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Selected {
+pub(super) enum TokenizerUse {
     /// Used as it is.
     AsIs,
     /// Vocabulary and merges are used; the class defines the rest.
@@ -106,7 +106,7 @@ pub(super) fn select(
     folder: &Path,
     config: &Map<String, Value>,
     model: Option<&Map<String, Value>>,
-) -> Selected {
+) -> TokenizerUse {
     let text =
         |key: &str| model.and_then(|model| model.get(key)?.as_str()).filter(|s| !s.is_empty());
     let architectures: Vec<&str> = model
@@ -119,26 +119,26 @@ pub(super) fn select(
     if architectures.iter().any(|name| VLLM_AS_IS_ARCHITECTURES.contains(name))
         || model_type.is_some_and(|kind| VLLM_AS_IS.contains(&kind))
     {
-        return Selected::AsIs;
+        return TokenizerUse::AsIs;
     }
     if let Some(circumstance) = out_of_the_ordinary(folder, config, model, &architectures) {
-        return Selected::Unknown(circumstance);
+        return TokenizerUse::Unknown(circumstance);
     }
     let named = config.get("tokenizer_class").and_then(Value::as_str).or(text("tokenizer_class"));
     let registered = model_type.and_then(registered_class);
     let Some(named) = named else {
-        return registered.map_or(Selected::AsIs, |class| match class {
-            "MistralCommonBackend" => Selected::AsIs,
+        return registered.map_or(TokenizerUse::AsIs, |class| match class {
+            "MistralCommonBackend" => TokenizerUse::AsIs,
             class => by_name(class),
         });
     };
     match (registered, model_type) {
-        (Some("TokenizersBackend"), _) => Selected::AsIs,
+        (Some("TokenizersBackend"), _) => TokenizerUse::AsIs,
         // transformers also looks up `model_name` in a separate list.
         (Some(class), _) if text("model_name").is_some() && by_name(class) != by_name(named) => {
-            Selected::Unknown("a config.json with model_name".to_owned())
+            TokenizerUse::Unknown("a config.json with model_name".to_owned())
         }
-        (Some("MistralCommonBackend"), _) if named != "MistralCommonBackend" => Selected::AsIs,
+        (Some("MistralCommonBackend"), _) if named != "MistralCommonBackend" => TokenizerUse::AsIs,
         (Some(class), Some(kind)) if CLASS_OF_TYPE_WINS.contains(&kind) => by_name(class),
         _ => by_name(named),
     }
@@ -151,15 +151,15 @@ fn registered_class(model_type: &str) -> Option<&'static str> {
         .map(|(class, _)| *class)
 }
 
-fn by_name(class: &str) -> Selected {
+fn by_name(class: &str) -> TokenizerUse {
     let name = class.strip_suffix("Fast").unwrap_or(class);
     match name {
         "TokenizersBackend" | "PreTrainedTokenizer" | "PythonBackend" | "BloomTokenizer" => {
-            Selected::AsIs
+            TokenizerUse::AsIs
         }
         name => Family::of_class(name).map_or_else(
-            || Selected::Unknown(format!("the tokenizer class {name}")),
-            Selected::Rebuilt,
+            || TokenizerUse::Unknown(format!("the tokenizer class {name}")),
+            TokenizerUse::Rebuilt,
         ),
     }
 }

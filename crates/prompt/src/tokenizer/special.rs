@@ -16,12 +16,12 @@ const NAMED: [&str; 7] =
 /// A token in the configuration. Bare text and a token with flags are different tokens to
 /// transformers, even with the same content.
 #[derive(Clone, Debug, PartialEq)]
-enum Special {
+enum ConfiguredToken {
     Text(String),
     Token(AddedToken),
 }
 
-impl Special {
+impl ConfiguredToken {
     fn read(value: &Value) -> Option<Self> {
         value
             .as_str()
@@ -61,8 +61,8 @@ pub(super) struct Sources<'a> {
 #[derive(Debug)]
 pub(super) struct Tokens {
     /// The named tokens, in the order in which transformers keeps them.
-    named: Vec<(String, Special)>,
-    extra: Vec<Special>,
+    named: Vec<(String, ConfiguredToken)>,
+    extra: Vec<ConfiguredToken>,
     by_id: BTreeMap<u64, AddedToken>,
 }
 
@@ -102,17 +102,17 @@ impl Tokens {
             .and_then(|key| init[key].as_array())
             .into_iter()
             .flatten()
-            .filter_map(Special::read)
+            .filter_map(ConfiguredToken::read)
             .collect();
         let configured = NAMED.map(|name| init.contains_key(name));
         add_defaults(&mut init, family, sources.file);
         let mut named = Vec::new();
         for (name, configured) in NAMED.into_iter().zip(configured) {
-            if let Some(special) = init.get(name).and_then(Special::read) {
+            if let Some(special) = init.get(name).and_then(ConfiguredToken::read) {
                 // A token with an id and the same content takes its flags from there.
                 let known = by_id.values().rev().find(|token| token.content == special.content());
                 let token = match known {
-                    Some(token) if configured => Special::Token(token.clone()),
+                    Some(token) if configured => ConfiguredToken::Token(token.clone()),
                     _ => special,
                 };
                 named.push((name.to_owned(), token));
@@ -120,7 +120,7 @@ impl Tokens {
         }
         let own = init.iter().filter(|(name, _)| is_own_name(name)).chain(&explicit);
         for (name, value) in own {
-            if let Some(special) = Special::read(value) {
+            if let Some(special) = ConfiguredToken::read(value) {
                 named.retain(|(known, _)| known != name);
                 named.push((name.clone(), special));
             }
@@ -143,12 +143,12 @@ impl Tokens {
 
     /// What transformers adds to a tokenizer that has the tokens `present`.
     pub(super) fn missing(&self, present: &[AddedToken]) -> Vec<AddedToken> {
-        let mut wanted: Vec<Special> = self
+        let mut wanted: Vec<ConfiguredToken> = self
             .by_id
             .values()
             .filter(|token| !present.contains(token))
             .cloned()
-            .map(Special::Token)
+            .map(ConfiguredToken::Token)
             .collect();
         let known = |content: &str| {
             present.iter().chain(self.by_id.values()).any(|token| token.content == content)
@@ -252,11 +252,11 @@ fn merge_special_map(init: &mut Map<String, Value>, special_map: &Map<String, Va
 /// Added tokens of models whose configuration does not list them.
 fn legacy_tokens(init: &Map<String, Value>, sources: &Sources<'_>) -> BTreeMap<u64, AddedToken> {
     let extra = init.get("extra_special_tokens").and_then(Value::as_array);
-    let special: Vec<Special> = NAMED
+    let special: Vec<ConfiguredToken> = NAMED
         .iter()
         .filter_map(|name| init.get(*name))
         .chain(extra.into_iter().flatten())
-        .filter_map(Special::read)
+        .filter_map(ConfiguredToken::read)
         .collect();
     let mut by_id = BTreeMap::new();
     for (content, id) in sources.added {

@@ -15,13 +15,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::file::{File, Text};
-use super::scanner::Ends;
+use super::scanner::EndBits;
 use merges::Merges;
-use recent::{NUMBERS, Recent, SHORT_TOKENS, Word};
+use recent::{NUMBERS, RecentWords, SHORT_TOKENS, Word};
 
 thread_local! {
     /// Most threads never encode words.
-    static RECENT: RefCell<Option<Recent>> = const { RefCell::new(None) };
+    static RECENT: RefCell<Option<RecentWords>> = const { RefCell::new(None) };
 }
 
 /// Maximum number of words that are looked up together, so that memory accesses overlap.
@@ -34,7 +34,7 @@ static NEXT_NUMBER: AtomicU32 = AtomicU32::new(1);
 pub(super) struct WordEncoder {
     number: u32,
     merges: Merges,
-    whole: Whole,
+    whole: SingleTokenWords,
 }
 
 impl WordEncoder {
@@ -67,7 +67,7 @@ impl WordEncoder {
         }
         let merges = Merges::new(of_byte.map(Option::unwrap_or_default), &tokens, pairs)?;
         let always = model["ignore_merges"] == true;
-        let whole = Whole::new(tokens, |word, id| always || merges.make(word, id));
+        let whole = SingleTokenWords::new(tokens, |word, id| always || merges.make(word, id));
         let number = NEXT_NUMBER.fetch_add(1, Ordering::Relaxed) % NUMBERS;
         Ok(Self { number: number.max(1), merges, whole })
     }
@@ -77,13 +77,13 @@ impl WordEncoder {
     pub(super) fn append(
         &self,
         text: &str,
-        words: impl Iterator<Item = Ends>,
+        words: impl Iterator<Item = EndBits>,
         ids: &mut Vec<u32>,
     ) -> Option<()> {
         let text = text.as_bytes();
         RECENT.with_borrow_mut(|recent| {
             if recent.is_none() {
-                *recent = Recent::new();
+                *recent = RecentWords::new();
             }
             let recent = recent.as_mut()?;
             let (mut found, mut count) = ([Word::default(); BATCH_WORDS], 0);
@@ -106,7 +106,7 @@ impl WordEncoder {
     }
 
     #[inline(never)]
-    fn look_up(&self, recent: &mut Recent, text: &[u8], words: &[Word], ids: &mut Vec<u32>) {
+    fn look_up(&self, recent: &mut RecentWords, text: &[u8], words: &[Word], ids: &mut Vec<u32>) {
         // Resizes for the maximum, and overwrites: checking the capacity for each word would be
         // slower.
         let mut len = ids.len();
@@ -126,7 +126,7 @@ impl WordEncoder {
     }
 
     #[inline(never)]
-    fn make(&self, recent: &mut Recent, word: &Word, bytes: &[u8], ids: &mut Vec<u32>) {
+    fn make(&self, recent: &mut RecentWords, word: &Word, bytes: &[u8], ids: &mut Vec<u32>) {
         if let Some(long) = recent.long(self.number, word, bytes) {
             ids.extend_from_slice(long);
             return;
@@ -141,7 +141,7 @@ impl WordEncoder {
 }
 
 /// The words that are a single token.
-struct Whole {
+struct SingleTokenWords {
     /// All words, one after the other.
     text: Vec<u8>,
     /// The start of each word in `text`, and its token; the last entry only marks the end.
@@ -150,7 +150,7 @@ struct Whole {
     slots: Box<[u32]>,
 }
 
-impl Whole {
+impl SingleTokenWords {
     /// The words for which `holds` is true.
     fn new(tokens: HashMap<Text<'_>, u32>, holds: impl Fn(&[u8], u32) -> bool) -> Self {
         let (mut text, mut words) = (Vec::new(), Vec::new());
@@ -260,8 +260,8 @@ mod tests {
     }
 
     /// Ends of words, one at a time.
-    fn each(ends: &[usize]) -> impl Iterator<Item = Ends> {
-        ends.iter().map(|end| Ends { from: *end as u32, bits: 1 })
+    fn each(ends: &[usize]) -> impl Iterator<Item = EndBits> {
+        ends.iter().map(|end| EndBits { from: *end as u32, bits: 1 })
     }
 
     #[test]

@@ -63,13 +63,13 @@ pub(super) struct Collector {
 
 /// Why a collector has not taken spans. Nothing of its reply's text is quoted.
 #[derive(Debug)]
-pub(super) struct Refused {
+pub(super) struct ExportRefusal {
     pub(super) why: String,
     /// Whether the same spans may be taken later.
     pub(super) is_passing: bool,
 }
 
-impl Refused {
+impl ExportRefusal {
     fn passing(why: impl ToString) -> Self {
         Self { why: why.to_string(), is_passing: true }
     }
@@ -101,8 +101,8 @@ impl Collector {
         &self,
         kept: &mut Option<Connection>,
         message: &ExportMessage,
-    ) -> Result<usize, Refused> {
-        let late = |_| Refused::passing("it does not reply within tracing.otlp.timeout");
+    ) -> Result<usize, ExportRefusal> {
+        let late = |_| ExportRefusal::passing("it does not reply within tracing.otlp.timeout");
         let exchanged = timeout(self.timeout, self.exchange(kept.take(), message)).await;
         let ((head, body), connection) = exchanged.map_err(late)??;
         let rejected = match self.protocol {
@@ -117,7 +117,7 @@ impl Collector {
         &self,
         kept: Option<Connection>,
         message: &ExportMessage,
-    ) -> Result<Exchanged, Refused> {
+    ) -> Result<Exchange, ExportRefusal> {
         let kept = kept.filter(|kept| kept.opened.elapsed() < CONNECTION_MAX);
         // The collector may have closed the connection meanwhile.
         if let Some(kept) = kept
@@ -128,8 +128,9 @@ impl Collector {
         self.connect().await?.call(self.request(message)).await
     }
 
-    async fn connect(&self) -> Result<Connection, Refused> {
-        let unreachable = |error: io::Error| Refused::passing(format!("no connection: {error}"));
+    async fn connect(&self) -> Result<Connection, ExportRefusal> {
+        let unreachable =
+            |error: io::Error| ExportRefusal::passing(format!("no connection: {error}"));
         let stream = TcpStream::connect(self.target.authority()).await.map_err(unreachable)?;
         // The message goes out in one write after the head.
         stream.set_nodelay(true).map_err(unreachable)?;
@@ -183,7 +184,7 @@ impl Collector {
 type Reply = (http::response::Parts, Collected<Bytes>);
 
 /// A reply, and the connection if it can be used again.
-type Exchanged = (Reply, Option<Connection>);
+type Exchange = (Reply, Option<Connection>);
 
 /// A connection to the collector.
 pub(super) struct Connection {
@@ -199,7 +200,7 @@ enum Sender {
 }
 
 impl Connection {
-    async fn open<S>(protocol: OtlpProtocol, stream: S) -> Result<Self, Refused>
+    async fn open<S>(protocol: OtlpProtocol, stream: S) -> Result<Self, ExportRefusal>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -221,7 +222,7 @@ impl Connection {
         })
     }
 
-    async fn call(self, request: Request<Full<MessageBytes>>) -> Result<Exchanged, Refused> {
+    async fn call(self, request: Request<Full<MessageBytes>>) -> Result<Exchange, ExportRefusal> {
         let Self { mut sender, mut driver, opened } = self;
         let call = async {
             match &mut sender {
@@ -277,18 +278,18 @@ async fn beside<T>(
     }
 }
 
-async fn read(reply: Result<Response<Incoming>, hyper::Error>) -> Result<Reply, Refused> {
+async fn read(reply: Result<Response<Incoming>, hyper::Error>) -> Result<Reply, ExportRefusal> {
     let (head, body) = reply.map_err(broken)?.into_parts();
     let body = Limited::new(body, REPLY_MAX_BYTES).collect().await;
-    let body = body.map_err(|_| Refused::passing("its reply broke off or is too long"))?;
+    let body = body.map_err(|_| ExportRefusal::passing("its reply broke off or is too long"))?;
     Ok((head, body))
 }
 
-fn broken(error: hyper::Error) -> Refused {
-    Refused::passing(format!("no valid HTTP: {error}"))
+fn broken(error: hyper::Error) -> ExportRefusal {
+    ExportRefusal::passing(format!("no valid HTTP: {error}"))
 }
 
-fn http_result(head: &http::response::Parts, body: &[u8]) -> Result<usize, Refused> {
+fn http_result(head: &http::response::Parts, body: &[u8]) -> Result<usize, ExportRefusal> {
     match head.status {
         StatusCode::OK => rejected(body),
         // These may be sent again, by OTLP.
@@ -296,15 +297,18 @@ fn http_result(head: &http::response::Parts, body: &[u8]) -> Result<usize, Refus
         | StatusCode::BAD_GATEWAY
         | StatusCode::SERVICE_UNAVAILABLE
         | StatusCode::GATEWAY_TIMEOUT => {
-            Err(Refused::passing(format!("status {}", head.status.as_u16())))
+            Err(ExportRefusal::passing(format!("status {}", head.status.as_u16())))
         }
-        status => Err(Refused::lasting(format!("status {}", status.as_u16()))),
+        status => Err(ExportRefusal::lasting(format!("status {}", status.as_u16()))),
     }
 }
 
-fn grpc_result(head: &http::response::Parts, body: Collected<Bytes>) -> Result<usize, Refused> {
+fn grpc_result(
+    head: &http::response::Parts,
+    body: Collected<Bytes>,
+) -> Result<usize, ExportRefusal> {
     if head.status != StatusCode::OK {
-        return Err(Refused::passing(format!("HTTP status {}", head.status.as_u16())));
+        return Err(ExportRefusal::passing(format!("HTTP status {}", head.status.as_u16())));
     }
     let code = |headers: &HeaderMap| {
         let code = headers.get("grpc-status")?.to_str().ok()?;
@@ -316,21 +320,21 @@ fn grpc_result(head: &http::response::Parts, body: Collected<Bytes>) -> Result<u
         Some(0) => {}
         Some(code) => {
             let is_passing = PASSING_CODES.contains(&code);
-            return Err(Refused { why: format!("gRPC status {code}"), is_passing });
+            return Err(ExportRefusal { why: format!("gRPC status {code}"), is_passing });
         }
-        None => return Err(Refused::lasting("its reply has no gRPC status")),
+        None => return Err(ExportRefusal::lasting("its reply has no gRPC status")),
     }
     let body = body.to_bytes();
     match body.split_at_checked(PREFIX_BYTES) {
         Some(([0, _length @ ..], message)) => rejected(message),
-        _ => Err(Refused::lasting("its reply is no message of gRPC")),
+        _ => Err(ExportRefusal::lasting("its reply is not a gRPC message")),
     }
 }
 
 /// The number of rejected spans in an `ExportTraceServiceResponse`.
-fn rejected(message: &[u8]) -> Result<usize, Refused> {
+fn rejected(message: &[u8]) -> Result<usize, ExportRefusal> {
     let reply = ExportTraceServiceResponse::decode(message)
-        .map_err(|_| Refused::lasting("its reply cannot be understood"))?;
+        .map_err(|_| ExportRefusal::lasting("its reply cannot be understood"))?;
     let rejected = reply.partial_success.map_or(0, |partial| partial.rejected_spans);
     Ok(usize::try_from(rejected).unwrap_or(0))
 }

@@ -10,15 +10,16 @@ use prometheus::IntCounterVec;
 use rand::RngExt;
 use splitrail_config::model::OtlpConfig;
 use splitrail_ledger::timeline::RequestTrace;
+use splitrail_settings::log_throttle::LogThrottle;
+use splitrail_telemetry::Metrics;
 use splitrail_telemetry::trace_context::TraceContext;
-use splitrail_telemetry::{LogThrottle, Metrics};
 use tokio::sync::mpsc::error::TryRecvError;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::collector::{Collector, Connection, ExportMessage};
-use super::spans::{Ended, Resource};
+use super::spans::{EndedTrace, Resource};
 use crate::identity::ClientTrace;
 
 /// Number of waiting spans for which a batch is sent before its time.
@@ -37,14 +38,14 @@ const USUAL_BYTES: usize = 256;
 /// Puts the spans of requests into the queue.
 pub(super) struct Export {
     sample_ratio: f64,
-    queue: mpsc::Sender<Queued>,
-    shared: Arc<Shared>,
+    queue: mpsc::Sender<QueuedSpans>,
+    shared: Arc<QueueState>,
     /// The exporter, until its task is started.
     exporter: Mutex<Option<Exporter>>,
 }
 
 /// The spans of a request in the queue.
-struct Queued {
+struct QueuedSpans {
     /// The spans, as they are written.
     bytes: Vec<u8>,
     /// Their number.
@@ -54,7 +55,7 @@ struct Queued {
 }
 
 /// What both ends of the queue share.
-struct Shared {
+struct QueueState {
     queued_spans: AtomicUsize,
     queue_spans_max: usize,
     /// Number of waiting spans for which a batch is sent before its time.
@@ -65,7 +66,7 @@ struct Shared {
     spans: IntCounterVec,
 }
 
-impl Shared {
+impl QueueState {
     fn count(&self, result: &str, spans: usize) {
         self.spans.with_label_values(&[result]).inc_by(spans as u64);
     }
@@ -73,8 +74,8 @@ impl Shared {
 
 /// Sends the spans in the queue to the collector.
 pub struct Exporter {
-    queued: mpsc::Receiver<Queued>,
-    shared: Arc<Shared>,
+    queued: mpsc::Receiver<QueuedSpans>,
+    shared: Arc<QueueState>,
     resource: Resource,
     collector: Collector,
     /// The connection of the last batch.
@@ -98,7 +99,7 @@ impl Export {
         let collector = Collector::new(config)?;
         // A request has at least one span.
         let (queue, queued) = mpsc::channel(config.queue_spans_max);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(QueueState {
             queued_spans: AtomicUsize::new(0),
             queue_spans_max: config.queue_spans_max,
             // Spans arrive while a batch is sent.
@@ -140,8 +141,8 @@ impl Export {
         })
     }
 
-    pub(super) fn submit(&self, ended: &Ended<'_>) {
-        let Shared { queued_spans, queue_spans_max, batch_spans, is_due, .. } = &*self.shared;
+    pub(super) fn submit(&self, ended: &EndedTrace<'_>) {
+        let QueueState { queued_spans, queue_spans_max, batch_spans, is_due, .. } = &*self.shared;
         let counted = ended.count_max();
         let before = queued_spans.fetch_add(counted, Relaxed);
         let after = before + counted;
@@ -154,10 +155,10 @@ impl Export {
     }
 
     /// Writes the spans of a request and puts them into the queue; returns whether it takes them.
-    fn write(&self, ended: &Ended<'_>, counted: usize) -> bool {
+    fn write(&self, ended: &EndedTrace<'_>, counted: usize) -> bool {
         let mut bytes = Vec::with_capacity(USUAL_BYTES * counted);
         let spans = ended.put_spans(&mut bytes);
-        self.queue.try_send(Queued { bytes, spans, counted }).is_ok()
+        self.queue.try_send(QueuedSpans { bytes, spans, counted }).is_ok()
     }
 
     pub(super) fn take_exporter(&self) -> Option<Exporter> {
@@ -217,7 +218,7 @@ impl Exporter {
         false
     }
 
-    fn take(&self, batch: &mut Batch, Queued { bytes, spans, counted }: Queued) {
+    fn take(&self, batch: &mut Batch, QueuedSpans { bytes, spans, counted }: QueuedSpans) {
         self.shared.queued_spans.fetch_sub(counted, Relaxed);
         batch.bytes.extend_from_slice(&bytes);
         batch.spans += spans;

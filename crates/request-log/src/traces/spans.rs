@@ -24,7 +24,7 @@ use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use splitrail_api::text::random_id;
 use splitrail_ledger::leg::LegKind;
 use splitrail_ledger::timeline::{
-    HandOffSpan, Lap, Pick, RequestTrace, Scored, Spans, Stage, TracedLeg,
+    HandOffSpan, Lap, Pick, RequestTrace, ScoredCandidate, Spans, Stage, TracedLeg,
 };
 
 use super::otlp::{self, Head, Value, attribute, resource_attribute};
@@ -36,7 +36,7 @@ const LOCAL_PARENT: u32 = 0x101;
 const REMOTE_PARENT: u32 = 0x301;
 
 /// A traced request that has ended.
-pub(super) struct Ended<'r> {
+pub(super) struct EndedTrace<'r> {
     pub(super) trace: &'r RequestTrace,
     pub(super) spans: &'r Spans,
     pub(super) summary: &'r Summary<'r>,
@@ -120,7 +120,7 @@ enum Parent<'a> {
     Leg(&'a TracedLeg),
 }
 
-impl Ended<'_> {
+impl EndedTrace<'_> {
     /// The number of spans.
     pub(super) fn count(&self) -> usize {
         let mut count = 1;
@@ -350,11 +350,11 @@ fn matched<'a>(laps: &'a [Lap], pick: &Lap) -> Option<&'a Lap> {
 fn put_pick(out: &mut Vec<u8>, pick: &Pick) {
     text(out, "splitrail.pick.leg", pick.leg);
     number(out, "splitrail.pick.candidates", pick.candidates as u64);
-    let Scored { worker, cost, overlap_blocks } = &pick.chosen;
+    let ScoredCandidate { worker, cost, overlap_blocks } = &pick.chosen;
     text(out, "splitrail.pick.worker", worker);
     real(out, "splitrail.pick.cost", *cost);
     number(out, "splitrail.pick.overlap_blocks", (*overlap_blocks).into());
-    if let Some(Scored { worker, cost, overlap_blocks }) = &pick.runner_up {
+    if let Some(ScoredCandidate { worker, cost, overlap_blocks }) = &pick.runner_up {
         text(out, "splitrail.pick.runner_up.worker", worker);
         real(out, "splitrail.pick.runner_up.cost", *cost);
         number(out, "splitrail.pick.runner_up.overlap_blocks", (*overlap_blocks).into());

@@ -139,10 +139,10 @@ impl<'c> Checker<'c> {
             _ => format!(
                 "{} must be {expected}, not {}",
                 place_name(path),
-                self.dialect.found(node, path)
+                self.profile.found(node, path)
             ),
         };
-        self.report.error(node.at, message, fix(self.dialect, node, options, path));
+        self.report.error(node.at, message, fix(self.profile, node, options, path));
     }
 
     /// A description of the values that this schema allows.
@@ -196,7 +196,7 @@ pub(super) fn sized(schema: &Json) -> Option<SizeForm> {
 }
 
 /// A hint for a value of the wrong type.
-fn fix(dialect: &FileProfile, node: &Node, options: &[&Json], path: &str) -> String {
+fn fix(profile: &FileProfile, node: &Node, options: &[&Json], path: &str) -> String {
     let wants = |name| options.iter().any(|option| type_name(option) == name);
     let format = options.iter().find_map(|option| option.get("format").and_then(Json::as_str));
     match &node.value {
@@ -221,7 +221,7 @@ fn fix(dialect: &FileProfile, node: &Node, options: &[&Json], path: &str) -> Str
         }
         Value::Seq(_) if format == Some(ADDRESS_FORMAT) => "put it in quotes".to_owned(),
         Value::Bool(_) | Value::Int(_) | Value::Float(_)
-            if wants("string") && !dialect.is_secret(path) =>
+            if wants("string") && !profile.is_secret(path) =>
         {
             "put it in quotes to make it a text".to_owned()
         }

@@ -21,7 +21,7 @@ const ACCESS_INTERVAL: Duration = Duration::from_millis(20);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The queue of this process, while it serves.
-static CURRENT: RwLock<Option<Arc<Shared>>> = RwLock::new(None);
+static CURRENT: RwLock<Option<Arc<QueueState>>> = RwLock::new(None);
 /// Whether stderr was blocked when the queue was closed. Later lines would block the process.
 static IS_BLOCKED: AtomicBool = AtomicBool::new(false);
 
@@ -45,13 +45,13 @@ struct Line {
     is_access: bool,
 }
 
-struct Shared {
+struct QueueState {
     lines: SyncSender<Line>,
     queued_bytes: AtomicUsize,
     count: CountLines,
 }
 
-impl Shared {
+impl QueueState {
     fn push(&self, bytes: Vec<u8>, is_access: bool) {
         let size = bytes.len();
         let fits = self.queued_bytes.fetch_add(size, Relaxed) + size <= QUEUE_BYTES;
@@ -73,7 +73,7 @@ pub struct LineQueue(Option<JoinHandle<()>>);
 /// The thread cannot be started.
 pub fn queue_lines(count: CountLines) -> io::Result<LineQueue> {
     let (lines, queued) = sync_channel(QUEUE_LINES);
-    let shared = Arc::new(Shared { lines, queued_bytes: AtomicUsize::new(0), count });
+    let shared = Arc::new(QueueState { lines, queued_bytes: AtomicUsize::new(0), count });
     let weak = Arc::downgrade(&shared);
     let write = move || {
         let mut batches = Batches::new(queued);
@@ -260,7 +260,7 @@ mod tests {
             counted.fetch_add(lines as usize, Relaxed);
         });
         let (lines, queued) = sync_channel(2);
-        let shared = Shared { lines, queued_bytes: AtomicUsize::new(0), count };
+        let shared = QueueState { lines, queued_bytes: AtomicUsize::new(0), count };
         for _ in 0..5 {
             shared.push(b"line\n".to_vec(), true);
         }

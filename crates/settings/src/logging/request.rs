@@ -44,7 +44,7 @@ impl RequestIds {
     /// Calls a function whose log lines carry the ids.
     pub fn during<T>(&self, act: impl FnOnce() -> T) -> T {
         let mut ids = Some(self.clone());
-        let _entered = Entered::new(&mut ids);
+        let _entered = EnteredIds::new(&mut ids);
         act()
     }
 
@@ -61,22 +61,22 @@ impl RequestIds {
         poll: impl FnOnce(&mut Context<'_>) -> Poll<T>,
         context: &mut Context<'_>,
     ) -> Poll<T> {
-        let _entered = Entered::new(ids);
+        let _entered = EnteredIds::new(ids);
         poll(context)
     }
 }
 
 /// The ids are those of the thread until this is dropped.
-struct Entered<'a>(&'a mut Option<RequestIds>);
+struct EnteredIds<'a>(&'a mut Option<RequestIds>);
 
-impl<'a> Entered<'a> {
+impl<'a> EnteredIds<'a> {
     fn new(ids: &'a mut Option<RequestIds>) -> Self {
         swap(ids);
         Self(ids)
     }
 }
 
-impl Drop for Entered<'_> {
+impl Drop for EnteredIds<'_> {
     fn drop(&mut self) {
         swap(self.0);
     }
@@ -88,12 +88,12 @@ fn swap(ids: &mut Option<RequestIds>) {
 }
 
 /// Formats events, and adds the ids of the thread's request.
-pub(super) struct WithIds<F> {
+pub(super) struct FormatWithIds<F> {
     pub(super) format: F,
     pub(super) is_json: bool,
 }
 
-impl<S, N, F> FormatEvent<S, N> for WithIds<F>
+impl<S, N, F> FormatEvent<S, N> for FormatWithIds<F>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
@@ -205,7 +205,8 @@ mod tests {
     fn lines_carry_the_ids_of_the_innermost_request_in_both_formats() {
         let log = Log::default();
         let builder = tracing_subscriber::fmt().with_writer(log.clone()).with_ansi(false).json();
-        let json = builder.map_event_format(|format| WithIds { format, is_json: true }).finish();
+        let json =
+            builder.map_event_format(|format| FormatWithIds { format, is_json: true }).finish();
         tracing::subscriber::with_default(json, nested);
         let ids: Vec<_> = log
             .text()
@@ -229,7 +230,8 @@ mod tests {
         assert_eq!(serde_json::to_value(ids).unwrap(), expected);
         let log = Log::default();
         let builder = tracing_subscriber::fmt().with_writer(log.clone()).with_ansi(false);
-        let text = builder.map_event_format(|format| WithIds { format, is_json: false }).finish();
+        let text =
+            builder.map_event_format(|format| FormatWithIds { format, is_json: false }).finish();
         tracing::subscriber::with_default(text, nested);
         let text = log.text();
         let second = text.lines().nth(1).unwrap();

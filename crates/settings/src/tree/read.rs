@@ -17,7 +17,7 @@ const DEPTH_MAX: usize = 32;
 
 /// The tree of `text`. `None` means that the text could not be parsed to its end; a tree may be
 /// returned although there are mistakes (such as a key that occurs twice).
-pub(crate) fn read(text: &str, dialect: &FileProfile, report: &mut ProblemReport) -> Option<Node> {
+pub(crate) fn read(text: &str, profile: &FileProfile, report: &mut ProblemReport) -> Option<Node> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     if let Some((offset, found)) = text.char_indices().find(|(_, c)| !allowed(*c)) {
         // The parser would treat a NUL as the end of the file.
@@ -26,7 +26,7 @@ pub(crate) fn read(text: &str, dialect: &FileProfile, report: &mut ProblemReport
         return None;
     }
     let mut reader =
-        Reader { dialect, report, frames: Vec::new(), anchors: HashMap::new(), nodes: 0 };
+        Reader { profile, report, frames: Vec::new(), anchors: HashMap::new(), nodes: 0 };
     match reader.run(text) {
         Ok(root) => Some(root),
         Err((at, message, hint)) => {
@@ -37,7 +37,7 @@ pub(crate) fn read(text: &str, dialect: &FileProfile, report: &mut ProblemReport
 }
 
 /// A mistake that ends the parsing: place, message and hint.
-type Fatal = (Place, String, Cow<'static, str>);
+type FatalMistake = (Place, String, Cow<'static, str>);
 
 /// A list or mapping that is still open.
 struct Frame {
@@ -59,7 +59,7 @@ struct Key {
 }
 
 struct Reader<'r> {
-    dialect: &'r FileProfile,
+    profile: &'r FileProfile,
     report: &'r mut ProblemReport,
     frames: Vec<Frame>,
     anchors: HashMap<usize, Node>,
@@ -67,7 +67,7 @@ struct Reader<'r> {
 }
 
 impl Reader<'_> {
-    fn run(&mut self, text: &str) -> Result<Node, Fatal> {
+    fn run(&mut self, text: &str) -> Result<Node, FatalMistake> {
         let mut parser = Parser::new_from_str(text);
         let mut root = None;
         while let Some(event) = parser.next_event() {
@@ -83,11 +83,16 @@ impl Reader<'_> {
                 root = Some(node);
             }
         }
-        root.ok_or((Place::START, "the file is empty".to_owned(), self.dialect.empty.into()))
+        root.ok_or((Place::START, "the file is empty".to_owned(), self.profile.empty.into()))
     }
 
     /// Handles one event; returns the whole tree at the last event of a document.
-    fn event(&mut self, event: Event<'_>, span: Span, done: bool) -> Result<Option<Node>, Fatal> {
+    fn event(
+        &mut self,
+        event: Event<'_>,
+        span: Span,
+        done: bool,
+    ) -> Result<Option<Node>, FatalMistake> {
         let at = place(&span.start);
         match event {
             Event::DocumentStart(_) if done => {
@@ -133,7 +138,12 @@ impl Reader<'_> {
         }
     }
 
-    fn open(&mut self, at: Place, anchor: usize, content: Content) -> Result<Option<Node>, Fatal> {
+    fn open(
+        &mut self,
+        at: Place,
+        anchor: usize,
+        content: Content,
+    ) -> Result<Option<Node>, FatalMistake> {
         self.count(at, 1)?;
         self.depth(at, 1)?;
         self.frames.push(Frame { at, anchor, content });
@@ -141,7 +151,7 @@ impl Reader<'_> {
     }
 
     /// The anchored value, at the place of the alias; the values inside it keep their own places.
-    fn alias(&mut self, at: Place, anchor: usize) -> Result<Node, Fatal> {
+    fn alias(&mut self, at: Place, anchor: usize) -> Result<Node, FatalMistake> {
         let Some(target) = self.anchors.get(&anchor) else {
             let message = "this alias is inside the value that it stands for".to_owned();
             return Err((at, message, "write the value out".into()));
@@ -154,7 +164,7 @@ impl Reader<'_> {
     }
 
     /// Adds a complete value to its parent; returns the outermost one.
-    fn finish(&mut self, node: Node, anchor: usize) -> Result<Option<Node>, Fatal> {
+    fn finish(&mut self, node: Node, anchor: usize) -> Result<Option<Node>, FatalMistake> {
         if anchor > 0 {
             self.count(node.at, node.size)?;
             self.anchors.insert(anchor, node.clone());
@@ -189,17 +199,17 @@ impl Reader<'_> {
         }
     }
 
-    fn count(&mut self, at: Place, nodes: usize) -> Result<(), Fatal> {
+    fn count(&mut self, at: Place, nodes: usize) -> Result<(), FatalMistake> {
         self.nodes = self.nodes.saturating_add(nodes);
         if self.nodes > NODES_MAX {
             let message = format!("the file holds more than {NODES_MAX} values from here on");
-            let hint = format!("use fewer aliases, or {}", self.dialect.too_large);
+            let hint = format!("use fewer aliases, or {}", self.profile.too_large);
             return Err((at, message, hint.into()));
         }
         Ok(())
     }
 
-    fn depth(&self, at: Place, below: usize) -> Result<(), Fatal> {
+    fn depth(&self, at: Place, below: usize) -> Result<(), FatalMistake> {
         if self.frames.len() + below > DEPTH_MAX {
             let message = format!("this is nested deeper than {DEPTH_MAX} levels");
             return Err((at, message, "a configuration needs six levels".into()));

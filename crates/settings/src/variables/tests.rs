@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::*;
-use crate::file::{Checked, parse_with};
+use crate::file::{CheckedFile, parse_with};
 use crate::{Problems, Secret};
 
 const DIALECT: FileProfile = FileProfile {
@@ -59,7 +59,7 @@ fn read(text: &str, environment: &[(&str, &str)]) -> Result<File, Problems> {
         found.map(|(_, value)| (*value).to_owned()).ok_or(VarError::NotPresent)
     };
     parse_with(&lookup, "f", text, &schema, &DIALECT, |_, _| {})
-        .map(|Checked { value, .. }: Checked<File>| value)
+        .map(|CheckedFile { value, .. }: CheckedFile<File>| value)
 }
 
 fn problem(text: &str, environment: &[(&str, &str)]) -> String {
@@ -165,7 +165,8 @@ fn a_bare_name_is_warned_of() {
     for (text, warns) in [("$HOME/x", true), ("^$A", false), ("$$HOME", false), ("a$b", false)] {
         let text = format!("name: '{text}'");
         let read = parse_with(&lookup, "f", &text, &schema, &DIALECT, |_, _| {});
-        let warnings = read.map(|Checked { warnings, .. }: Checked<File>| warnings).unwrap();
+        let warnings =
+            read.map(|CheckedFile { warnings, .. }: CheckedFile<File>| warnings).unwrap();
         assert_eq!(!warnings.is_empty(), warns, "{text}: {warnings:?}");
     }
 }

@@ -377,8 +377,8 @@ impl Core {
         true
     }
 
-    /// Whether a leg that reads KV comes when nearly all blocks are in use. The real engine may preempt it
-    /// for another request, and then neither continues it nor frees its blocks.
+    /// Whether a leg that reads KV comes when nearly all blocks are in use. The real engine may
+    /// preempt it for another request, and then neither continues it nor frees its blocks.
     fn would_wait_for_ever(
         &self,
         request: &Request,

@@ -96,7 +96,7 @@ pub(crate) struct End {
 
 /// A sampled token.
 #[derive(Debug)]
-pub(crate) struct Sampled {
+pub(crate) struct SampledToken {
     pub(crate) id: u32,
     pub(crate) end: Option<(FinishReason, Option<String>)>,
 }
@@ -189,16 +189,16 @@ impl Request {
     }
 
     /// Samples the next token.
-    pub(crate) fn sample(&mut self, eos_one_in: u64) -> Sampled {
+    pub(crate) fn sample(&mut self, eos_one_in: u64) -> SampledToken {
         let id = self.next_token(eos_one_in);
         self.generated += 1;
         self.state = mix(self.state, u64::from(id));
         self.sequence.push(id);
         if self.params.first_token_only {
-            return Sampled { id, end: Some((FinishReason::Length, None)) };
+            return SampledToken { id, end: Some((FinishReason::Length, None)) };
         }
         if id == EOS_TOKEN {
-            return Sampled { id, end: Some((FinishReason::Stop, None)) };
+            return SampledToken { id, end: Some((FinishReason::Stop, None)) };
         }
         self.text.push_str(&crate::tokenizer::decode(&[id], false));
         let stop = self.params.stops.iter().find(|stop| self.text.ends_with(stop.as_str()));
@@ -209,7 +209,7 @@ impl Request {
             _ if self.generated >= self.params.max_tokens => Some((FinishReason::Length, None)),
             _ => None,
         };
-        Sampled { id, end }
+        SampledToken { id, end }
     }
 
     /// Sends an output to the client. The channel has room for every output of a request, so only a

@@ -9,7 +9,7 @@ use crate::cache::{CacheEvent, ExtraKey, Medium, StoredBlocks};
 use crate::config::{EventForm, HashForm};
 
 /// Writing to memory cannot fail; the trait requires the error type.
-type Written<T> = Result<T, rmp::encode::ValueWriteError>;
+type EncodeResult<T> = Result<T, rmp::encode::ValueWriteError>;
 
 /// Encodes batches in the format of one engine version.
 #[derive(Debug, Clone, Copy)]
@@ -34,7 +34,7 @@ impl Encoder {
         seconds: f64,
         events: &[CacheEvent],
         rank: u16,
-    ) -> Written<()> {
+    ) -> EncodeResult<()> {
         write_array_len(out, 3)?;
         write_f64(out, seconds)?;
         write_array_len(out, events.len() as u32)?;
@@ -60,7 +60,7 @@ impl Encoder {
         Ok(())
     }
 
-    fn stored_map(&self, out: &mut Vec<u8>, stored: &StoredBlocks) -> Written<()> {
+    fn stored_map(&self, out: &mut Vec<u8>, stored: &StoredBlocks) -> EncodeResult<()> {
         write_map_len(out, 11)?;
         write_str(out, "type")?;
         write_str(out, "BlockStored")?;
@@ -86,7 +86,7 @@ impl Encoder {
         write_str(out, "full_attention")
     }
 
-    fn stored_array(&self, out: &mut Vec<u8>, stored: &StoredBlocks) -> Written<()> {
+    fn stored_array(&self, out: &mut Vec<u8>, stored: &StoredBlocks) -> EncodeResult<()> {
         write_array_len(out, 9)?;
         write_str(out, "BlockStored")?;
         self.write_hashes(out, &stored.hashes)?;
@@ -105,7 +105,7 @@ impl Encoder {
         hash: u64,
         medium: Medium,
         form: EventForm,
-    ) -> Written<()> {
+    ) -> EncodeResult<()> {
         match form {
             EventForm::Map => {
                 write_map_len(out, 4)?;
@@ -128,19 +128,19 @@ impl Encoder {
         Ok(())
     }
 
-    fn write_hashes(&self, out: &mut Vec<u8>, hashes: &[u64]) -> Written<()> {
+    fn write_hashes(&self, out: &mut Vec<u8>, hashes: &[u64]) -> EncodeResult<()> {
         write_array_len(out, hashes.len() as u32)?;
         hashes.iter().try_for_each(|hash| self.write_hash(out, *hash))
     }
 
-    fn write_parent(&self, out: &mut Vec<u8>, parent: Option<u64>) -> Written<()> {
+    fn write_parent(&self, out: &mut Vec<u8>, parent: Option<u64>) -> EncodeResult<()> {
         match parent {
             Some(hash) => self.write_hash(out, hash),
             None => nil(out),
         }
     }
 
-    fn write_hash(&self, out: &mut Vec<u8>, hash: u64) -> Written<()> {
+    fn write_hash(&self, out: &mut Vec<u8>, hash: u64) -> EncodeResult<()> {
         match self.hashes {
             HashForm::U64 => write_uint(out, hash).map(|_| ()),
             HashForm::Bytes32 => {
@@ -162,30 +162,30 @@ fn name_of(medium: Medium) -> &'static str {
     }
 }
 
-fn write_tokens(out: &mut Vec<u8>, tokens: &[u32]) -> Written<()> {
+fn write_tokens(out: &mut Vec<u8>, tokens: &[u32]) -> EncodeResult<()> {
     write_array_len(out, tokens.len() as u32)?;
     tokens.iter().try_for_each(|token| write_uint(out, u64::from(*token)).map(|_| ()))
 }
 
-fn nil(out: &mut Vec<u8>) -> Written<()> {
+fn nil(out: &mut Vec<u8>) -> EncodeResult<()> {
     write_nil(out).map_err(rmp::encode::ValueWriteError::InvalidMarkerWrite)
 }
 
-fn write_lora_id(out: &mut Vec<u8>, stored: &StoredBlocks) -> Written<()> {
+fn write_lora_id(out: &mut Vec<u8>, stored: &StoredBlocks) -> EncodeResult<()> {
     match &stored.adapter {
         Some((id, _)) => write_uint(out, u64::from(*id)).map(|_| ()),
         None => nil(out),
     }
 }
 
-fn write_lora_name(out: &mut Vec<u8>, stored: &StoredBlocks) -> Written<()> {
+fn write_lora_name(out: &mut Vec<u8>, stored: &StoredBlocks) -> EncodeResult<()> {
     match &stored.adapter {
         Some((_, name)) => write_str(out, name),
         None => nil(out),
     }
 }
 
-fn write_extra_key(out: &mut Vec<u8>, key: &ExtraKey) -> Written<()> {
+fn write_extra_key(out: &mut Vec<u8>, key: &ExtraKey) -> EncodeResult<()> {
     match key {
         ExtraKey::Text(text) => write_str(out, text),
         ExtraKey::Media(identifier, offset) => {
@@ -196,7 +196,7 @@ fn write_extra_key(out: &mut Vec<u8>, key: &ExtraKey) -> Written<()> {
     }
 }
 
-fn write_extra_keys(out: &mut Vec<u8>, stored: &StoredBlocks) -> Written<()> {
+fn write_extra_keys(out: &mut Vec<u8>, stored: &StoredBlocks) -> EncodeResult<()> {
     write_array_len(out, stored.extra_keys.len() as u32)?;
     for keys in &stored.extra_keys {
         match keys {

@@ -59,7 +59,7 @@ impl Page {
 }
 
 /// The value of a label, and the counter that it selects.
-type Labelled = (&'static str, fn(&Counters) -> u64);
+type LabelValue = (&'static str, fn(&Counters) -> u64);
 
 /// A counter's name, meaning and value.
 type Counter = (&'static str, &'static str, fn(&Counters) -> u64);
@@ -108,7 +108,7 @@ fn render(app: &App) -> String {
     by_source(&mut page);
     let name = "vllm:request_success_total";
     page.family(name, "counter", "Finished requests by reason.");
-    let reasons: [Labelled; 5] = [
+    let reasons: [LabelValue; 5] = [
         ("stop", |totals| totals.finished_stop),
         ("length", |totals| totals.finished_length),
         ("abort", |totals| totals.aborted),
@@ -138,7 +138,7 @@ fn render(app: &App) -> String {
 fn by_source(page: &mut Page) {
     let name = "vllm:prompt_tokens_by_source_total";
     page.family(name, "counter", "Prompt tokens by source.");
-    let sources: [Labelled; 3] = [
+    let sources: [LabelValue; 3] = [
         ("local_compute", |totals| totals.local_compute_tokens),
         ("local_cache_hit", |totals| totals.local_cache_hit_tokens),
         ("external_kv_transfer", |totals| totals.external_kv_transfer_tokens),
@@ -149,7 +149,7 @@ fn by_source(page: &mut Page) {
     }
     let name = "vllm:prompt_tokens_cached_by_source_total";
     page.family(name, "counter", "Prompt tokens not computed here, by the tier they came from.");
-    let tiers: [Labelled; 4] = [
+    let tiers: [LabelValue; 4] = [
         ("device", |totals| totals.local_cache_hit_tokens),
         ("host", |_| 0),
         ("disk", |_| 0),

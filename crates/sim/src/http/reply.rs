@@ -309,7 +309,7 @@ pub(crate) async fn streamed(
             }
         }
     }
-    let state = Streaming {
+    let state = StreamedReply {
         submission,
         pending,
         ready,
@@ -329,7 +329,7 @@ pub(crate) async fn streamed(
 }
 
 #[derive(Debug)]
-struct Streaming {
+struct StreamedReply {
     submission: Submission,
     pending: PendingReply,
     ready: VecDeque<Bytes>,
@@ -339,7 +339,7 @@ struct Streaming {
     closing: bool,
 }
 
-impl Streaming {
+impl StreamedReply {
     async fn next(&mut self) -> Option<io::Result<Bytes>> {
         while self.ready.is_empty() {
             if self.closing {

@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 use super::{App, BODY_LIMIT_BYTES};
 use crate::config::KvConnector;
 use crate::engine::hand_off::{PullRequest, refused};
-use crate::engine::{Engine, PULL_PATH, Pulled};
+use crate::engine::{Engine, PULL_PATH, PulledBlocks};
 use crate::error::{ApiError, json_response};
 
 /// The side channel's routes.
@@ -72,7 +72,7 @@ async fn pull(State(app): State<Arc<App>>, body: Bytes) -> Response {
 
 /// Takes a hand-off from the rank that the request names; without a name, from the rank that has
 /// it.
-async fn take(app: &App, pull: &PullRequest) -> Result<Pulled, ApiError> {
+async fn take(app: &App, pull: &PullRequest) -> Result<PulledBlocks, ApiError> {
     let named = |engine: &&Arc<Engine>| pull.engine_id.as_ref() == Some(&engine.origin.engine_id);
     if let Some(engine) = app.ranks.iter().find(named) {
         return engine.take_hand_off(pull).await;

@@ -10,9 +10,9 @@ use splitrail_api::json::{Builder, write_text};
 use splitrail_api::request::{Prompt as Asked, check_threshold};
 use splitrail_api::{Endpoint, JsonObject};
 use splitrail_config::model::Limits;
-use splitrail_flow::prepare::{Made, Payload, indentation_bytes, is_harmless};
+use splitrail_flow::prepare::{BuiltBody, Payload, indentation_bytes, is_harmless};
 
-use super::decode::Decoded;
+use super::decode::DecodedMessage;
 
 /// Members for which the message has fields of its own.
 const OWN_FIELDS: [&str; 19] = [
@@ -43,7 +43,7 @@ const NO_PLACE: [&str; 6] =
 
 /// The conversion of a request to a body, with an estimate of its work from the request and its
 /// encoding.
-pub(super) fn payload(request: Decoded<v1::GenerateRequest>, encoded: &[u8]) -> Payload {
+pub(super) fn payload(request: DecodedMessage<v1::GenerateRequest>, encoded: &[u8]) -> Payload {
     let bytes = encoded.len();
     let parts = match &request.prompt {
         Some(Prompt::Chat(chat)) => chat.messages.len(),
@@ -52,10 +52,10 @@ pub(super) fn payload(request: Decoded<v1::GenerateRequest>, encoded: &[u8]) -> 
         Some(Prompt::TokenIds(_)) => usize::MAX,
     };
     let is_harmless = is_harmless(encoded, parts) && request.extra_body_json.is_empty();
-    Payload::Made {
+    Payload::Builder {
         bytes: bytes + indentation_bytes(request.extra_body_json.as_bytes()),
         is_harmless,
-        make: Box::new(move |limits| body_of(request.into_inner(), bytes, limits)),
+        build: Box::new(move |limits| body_of(request.into_inner(), bytes, limits)),
     }
 }
 
@@ -64,7 +64,11 @@ pub(super) fn payload(request: Decoded<v1::GenerateRequest>, encoded: &[u8]) -> 
 ///
 /// # Errors
 /// The request cannot be served as written.
-fn body_of(request: v1::GenerateRequest, bytes: usize, limits: &Limits) -> Result<Made, Error> {
+fn body_of(
+    request: v1::GenerateRequest,
+    bytes: usize,
+    limits: &Limits,
+) -> Result<BuiltBody, Error> {
     const OWN_BYTES: usize = 512;
     let mut body = Builder::with_capacity(bytes + OWN_BYTES);
     let extra = request.extra_body_json.trim();
@@ -97,7 +101,7 @@ fn body_of(request: v1::GenerateRequest, bytes: usize, limits: &Limits) -> Resul
     sampling(&mut body, &request.sampling.unwrap_or_default(), endpoint)?;
     body.put_with("stream", |text| text.push_str("true"));
     body.put_with("stream_options", |text| text.push_str(r#"{"include_usage":true}"#));
-    Ok(Made { body: body.build(), prompt })
+    Ok(BuiltBody { body: body.build(), prompt })
 }
 
 /// Adds the members of `extra_body_json` unchanged. Only this part is checked.

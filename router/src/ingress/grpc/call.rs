@@ -14,13 +14,13 @@ use splitrail_proto::v1;
 use splitrail_proto::v1::generate_request::Prompt;
 use tonic::Status;
 
-use super::super::connection_service::{Caller, Outgoing};
+use super::super::connection_service::{Caller, OutgoingBody};
 use super::super::http::X_REMOVED_FIELDS;
 use super::super::identify::{Sender, identify};
 use super::super::request_body::BoundedBody;
 use super::Method;
 use super::body::payload;
-use super::decode::{Decoded, decode};
+use super::decode::{DecodedMessage, decode};
 use super::events::StreamedBody;
 use super::explain::explain;
 use super::head::{self, Deadline, HeadRefusal};
@@ -46,7 +46,7 @@ pub(in super::super) async fn answer<B>(
     method: Method,
     caller: Caller,
     request: Request<B>,
-) -> Response<Outgoing>
+) -> Response<OutgoingBody>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
 {
@@ -77,7 +77,7 @@ where
     };
     match answered {
         Ok((body, removed_fields)) => {
-            let mut response = Response::new(Outgoing::Any(body));
+            let mut response = Response::new(OutgoingBody::Any(body));
             let headers = response.headers_mut();
             headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
             if let Some(removed) = removed_fields.and_then(|names| names.parse().ok()) {
@@ -85,7 +85,7 @@ where
             }
             response
         }
-        Err(status) => status.into_http::<()>().map(|()| Outgoing::Whole(Full::default())),
+        Err(status) => status.into_http::<()>().map(|()| OutgoingBody::Whole(Full::default())),
     }
 }
 
@@ -135,7 +135,7 @@ impl CallLog<'_> {
     }
 
     /// The reply to a request whose head is refused. One that is no gRPC call is not counted as one.
-    fn refuse_head(self, refusal: HeadRefusal) -> Response<Outgoing> {
+    fn refuse_head(self, refusal: HeadRefusal) -> Response<OutgoingBody> {
         let response = match refusal {
             HeadRefusal::Wrong(status) => {
                 self.end(Some(&status));
@@ -150,7 +150,7 @@ impl CallLog<'_> {
                 response
             }
         };
-        response.map(|()| Outgoing::Whole(Full::default()))
+        response.map(|()| OutgoingBody::Whole(Full::default()))
     }
 }
 
@@ -164,10 +164,10 @@ impl Drop for OpenCall<'_> {
 }
 
 /// A reply, and the fields of `extra_body_json` that were not sent to engines.
-pub(super) type Answered = (Body, Option<String>);
+pub(super) type CallReply = (Body, Option<String>);
 
 /// A call whose message has been received.
-pub(super) struct Received {
+pub(super) struct ReceivedCall {
     pub(super) message: Bytes,
     pub(super) held: Charge,
     pub(super) sender: Sender,
@@ -180,7 +180,7 @@ pub(super) async fn received<B>(
     caller: Caller,
     request: Request<B>,
     log: CallLog<'_>,
-) -> Result<Received, Status>
+) -> Result<ReceivedCall, Status>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
 {
@@ -196,7 +196,7 @@ where
     check_encoding(request.headers())?;
     let body = BoundedBody::new(request.into_body(), core, limits, &sender.memory, FRAMING_BYTES);
     let (message, held) = receive(body, limits.body_max_bytes).await?;
-    Ok(Received { message, held, sender })
+    Ok(ReceivedCall { message, held, sender })
 }
 
 async fn generate<B>(
@@ -205,15 +205,15 @@ async fn generate<B>(
     request: Request<B>,
     deadline: Option<Deadline>,
     log: CallLog<'_>,
-) -> Result<Answered, Status>
+) -> Result<CallReply, Status>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
 {
     let steering = Steering::read(request.headers());
     let call = received(core, caller, request, log).await.or_else(|status| log.refuse(status))?;
-    let Received { message: encoded, held, sender } = call;
+    let ReceivedCall { message: encoded, held, sender } = call;
     let decoded = decode(core, encoded.clone(), held, decoded_bytes).await;
-    let (decoded, held): (Decoded<v1::GenerateRequest>, _) =
+    let (decoded, held): (DecodedMessage<v1::GenerateRequest>, _) =
         decoded.or_else(|status| log.refuse(status))?;
     let sent_id = Some(decoded.request_id.as_bytes()).filter(|id| !id.is_empty());
     let request_id = request_id(sent_id);
@@ -258,12 +258,12 @@ async fn list_models<B>(
     caller: Caller,
     request: Request<B>,
     log: CallLog<'_>,
-) -> Result<Answered, Status>
+) -> Result<CallReply, Status>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
 {
-    let Received { message, held, sender } = received(core, caller, request, log).await?;
-    let (_empty, _held): (Decoded<v1::ListModelsRequest>, _) =
+    let ReceivedCall { message, held, sender } = received(core, caller, request, log).await?;
+    let (_empty, _held): (DecodedMessage<v1::ListModelsRequest>, _) =
         decode(core, message, held, |_| 0).await?;
     let serving = core.serving();
     let models = serving.models.iter().filter_map(|served| {
@@ -287,7 +287,7 @@ where
 }
 
 /// The reply of a call with one message.
-pub(super) fn whole(message: &impl Message) -> Answered {
+pub(super) fn whole(message: &impl Message) -> CallReply {
     let mut out = BytesMut::new();
     put(&mut out, message);
     let trailers = std::future::ready(Some(Ok(succeeded())));

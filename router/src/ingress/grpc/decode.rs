@@ -21,12 +21,12 @@ const INLINE_MAX_DECODED_BYTES: usize = 1 << 20;
 
 /// A decoded message. To free many small parts takes as long as to decode them, so a long message
 /// that is not taken out is freed off the reactor.
-pub(super) struct Decoded<M: Default + Send + 'static> {
+pub(super) struct DecodedMessage<M: Default + Send + 'static> {
     message: M,
     is_long: bool,
 }
 
-impl<M: Default + Send + 'static> Decoded<M> {
+impl<M: Default + Send + 'static> DecodedMessage<M> {
     /// A message; `is_long` if it was decoded off the reactor.
     pub(super) fn new(message: M, is_long: bool) -> Self {
         Self { message, is_long }
@@ -39,13 +39,13 @@ impl<M: Default + Send + 'static> Decoded<M> {
     }
 
     /// The same for a part of the message.
-    pub(super) fn map<N: Default + Send>(self, part: impl FnOnce(M) -> N) -> Decoded<N> {
+    pub(super) fn map<N: Default + Send>(self, part: impl FnOnce(M) -> N) -> DecodedMessage<N> {
         let is_long = self.is_long;
-        Decoded::new(part(self.into_inner()), is_long)
+        DecodedMessage::new(part(self.into_inner()), is_long)
     }
 }
 
-impl<M: Default + Send + 'static> Deref for Decoded<M> {
+impl<M: Default + Send + 'static> Deref for DecodedMessage<M> {
     type Target = M;
 
     fn deref(&self) -> &M {
@@ -53,7 +53,7 @@ impl<M: Default + Send + 'static> Deref for Decoded<M> {
     }
 }
 
-impl<M: Default + Send + 'static> Drop for Decoded<M> {
+impl<M: Default + Send + 'static> Drop for DecodedMessage<M> {
     fn drop(&mut self) {
         if self.is_long
             && let Ok(runtime) = Handle::try_current()
@@ -74,17 +74,17 @@ pub(super) async fn decode<M: Message + Default + 'static>(
     encoded: Bytes,
     held: Charge,
     weigh: fn(&[u8]) -> usize,
-) -> Result<(Decoded<M>, Charge), Status> {
+) -> Result<(DecodedMessage<M>, Charge), Status> {
     let length = encoded.len();
     let is_short = length <= INLINE_MAX_BYTES && weigh(&encoded) <= INLINE_MAX_DECODED_BYTES;
     if is_short {
         let (message, held) = charge_and_decode(core, encoded, held, weigh)?;
-        return Ok((Decoded::new(message, false), held));
+        return Ok((DecodedMessage::new(message, false), held));
     }
     let charging = Arc::clone(core);
     let work = move || {
         let (message, held) = charge_and_decode(&charging, encoded, held, weigh)?;
-        Ok((Decoded::new(message, true), held))
+        Ok((DecodedMessage::new(message, true), held))
     };
     core.preparer.run_off_reactor(length, work).await.map_err(|error| error.to_grpc())?
 }
@@ -126,7 +126,7 @@ mod tests {
     async fn a_long_message_that_nobody_takes_is_freed_off_the_reactor() {
         for is_long in [true, false] {
             let (sender, freed) = sync_channel(1);
-            drop(Decoded::new(Note(Some(sender)), is_long));
+            drop(DecodedMessage::new(Note(Some(sender)), is_long));
             let thread = tokio::task::spawn_blocking(move || freed.recv().unwrap()).await.unwrap();
             assert_eq!(thread != current().id(), is_long);
         }

@@ -15,8 +15,8 @@ use tonic::Status;
 
 use super::super::connection_service::Caller;
 use super::body::payload;
-use super::call::{Answered, CallLog, Received, received, whole};
-use super::decode::{Decoded, decode};
+use super::call::{CallLog, CallReply, ReceivedCall, received, whole};
+use super::decode::{DecodedMessage, decode};
 use super::weigh::explained_bytes;
 use crate::core::Core;
 use crate::service::explain::{dry_run, not_kept, past, permit};
@@ -33,7 +33,7 @@ pub(super) async fn explain<B>(
     caller: Caller,
     request: Request<B>,
     log: CallLog<'_>,
-) -> Result<Answered, Status>
+) -> Result<CallReply, Status>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
 {
@@ -42,13 +42,13 @@ where
     }
     let steering = Steering::read(request.headers());
     // The message's memory is held until the reply is made.
-    let Received { message, held, sender } = received(core, caller, request, log).await?;
+    let ReceivedCall { message, held, sender } = received(core, caller, request, log).await?;
     let tenant = sender.tenant.as_ref();
     if tenant.is_some_and(|tenant| !tenant.debug) {
         let message = "Explain is for tenants with `debug: true`";
         return Err(Status::permission_denied(message));
     }
-    let (asked, _held): (Decoded<v1::ExplainRequest>, _) =
+    let (asked, _held): (DecodedMessage<v1::ExplainRequest>, _) =
         decode(core, message.clone(), held, explained_bytes).await?;
     let explained = match &asked.subject {
         None => {

@@ -32,8 +32,9 @@ pub(super) struct Guard {
 /// Prefix of the paths of all reflection services.
 const REFLECTION: &str = "/grpc.reflection.";
 
-/// Checks a call's head and the credential of reflection calls, bounds its body in size and time, and bounds the number of reflection
-/// calls, which would stay open while their client sends nothing.
+/// Checks a call's head and the credential of reflection calls, bounds its body in size and time,
+/// and bounds the number of reflection calls, which would stay open while their client sends
+/// nothing.
 pub(super) async fn guarded(
     State(guard): State<Guard>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,

@@ -47,7 +47,7 @@ pub(super) async fn receive<B>(
 where
     B: Body<Data = Bytes> + Unpin,
 {
-    let mut gathered = Gathered::default();
+    let mut gathered = GatheredBody::default();
     let mut end = None;
     while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
         let frame = frame.map_err(|error| error.to_grpc())?;
@@ -92,13 +92,13 @@ fn length(text: &[u8], max_bytes: usize) -> Result<Option<usize>, Status> {
 /// The pieces of a body. A single piece is left in its receive buffer; otherwise each piece is
 /// copied immediately, so that its buffer is free for the next one.
 #[derive(Default)]
-struct Gathered {
+struct GatheredBody {
     only: Bytes,
     several: Vec<u8>,
     expected: usize,
 }
 
-impl Gathered {
+impl GatheredBody {
     fn push(&mut self, piece: Bytes) {
         if self.bytes().is_empty() {
             self.only = piece;

@@ -109,7 +109,7 @@ mod tests {
     use splitrail_proto::v1::generate_request::Prompt;
 
     use super::super::body::payload;
-    use super::super::decode::Decoded;
+    use super::super::decode::DecodedMessage;
     use super::*;
 
     fn of(prompt: Prompt) -> (usize, usize) {
@@ -215,8 +215,8 @@ mod tests {
             let Ok(request) = v1::GenerateRequest::decode(&*encoded) else { return Ok(()) };
             let counted = decoded_bytes(&encoded);
             prop_assert!(heap(&request) <= counted + RESERVE, "{counted}: {request:?}");
-            if let Payload::Made { make, .. } = payload(Decoded::new(request.clone(), false), &encoded)
-                && let Ok(made) = make(&Limits::default())
+            if let Payload::Builder { build, .. } = payload(DecodedMessage::new(request.clone(), false), &encoded)
+                && let Ok(made) = build(&Limits::default())
             {
                 let body = made.body.to_string().len();
                 prop_assert!(body <= counted + RESERVE, "{counted}: {request:?}");

@@ -57,7 +57,7 @@ struct Head {
 
 /// The bytes are ambiguous.
 #[derive(Debug)]
-struct Ambiguous;
+struct AmbiguousBytes;
 
 impl Http1Framing {
     /// Checks the next bytes, and counts the heads that begin.
@@ -72,7 +72,7 @@ impl Http1Framing {
                 begun_at = bytes.len() - rest.len();
                 *heads = heads.wrapping_add(1);
             }
-            let taken = self.step(rest).map_err(|Ambiguous| begun_at)?;
+            let taken = self.step(rest).map_err(|AmbiguousBytes| begun_at)?;
             rest = &rest[taken..];
         }
         Ok(())
@@ -89,7 +89,7 @@ impl Http1Framing {
     }
 
     /// Takes at least one byte.
-    fn step(&mut self, bytes: &[u8]) -> Result<usize, Ambiguous> {
+    fn step(&mut self, bytes: &[u8]) -> Result<usize, AmbiguousBytes> {
         match self.state {
             FramingState::First | FramingState::Fields | FramingState::Trailers => {
                 return self.line(bytes);
@@ -115,24 +115,24 @@ impl Http1Framing {
                     (b'\r', 1..) => FramingState::SizeEnd(size),
                     // 15 digits are an exabyte, so no count overflows.
                     (digit, 0..15) => {
-                        let digit = char::from(digit).to_digit(16).ok_or(Ambiguous)?;
+                        let digit = char::from(digit).to_digit(16).ok_or(AmbiguousBytes)?;
                         FramingState::Size(size << 4 | u64::from(digit), digits + 1)
                     }
-                    _ => return Err(Ambiguous),
+                    _ => return Err(AmbiguousBytes),
                 }
             }
             FramingState::SizeEnd(size) => {
                 self.state = match (bytes[0], size) {
                     (b'\n', 0) => FramingState::Trailers,
                     (b'\n', size) => FramingState::Chunk(size),
-                    _ => return Err(Ambiguous),
+                    _ => return Err(AmbiguousBytes),
                 }
             }
             FramingState::ChunkEnd(expected) => {
                 self.state = match (bytes[0], expected) {
                     (b'\r', b'\r') => FramingState::ChunkEnd(b'\n'),
                     (b'\n', b'\n') => FramingState::Size(0, 0),
-                    _ => return Err(Ambiguous),
+                    _ => return Err(AmbiguousBytes),
                 }
             }
         }
@@ -140,31 +140,31 @@ impl Http1Framing {
     }
 
     /// Takes bytes up to the end of a line, or all bytes.
-    fn line(&mut self, bytes: &[u8]) -> Result<usize, Ambiguous> {
+    fn line(&mut self, bytes: &[u8]) -> Result<usize, AmbiguousBytes> {
         // As fast a search as the standard library offers; reading from memory cannot fail.
         let mut after = bytes;
-        let taken = after.skip_until(b'\n').map_err(|_| Ambiguous)?;
+        let taken = after.skip_until(b'\n').map_err(|_| AmbiguousBytes)?;
         let (piece, ended) = (&bytes[..taken], bytes[taken - 1] == b'\n');
         if !ended || !self.cut.is_empty() {
             if self.cut.len() + taken > LINE_MAX_BYTES {
-                return Err(Ambiguous);
+                return Err(AmbiguousBytes);
             }
             self.cut.extend_from_slice(piece);
         }
         if ended {
             let cut = std::mem::take(&mut self.cut);
             let line = if cut.is_empty() { piece } else { &cut };
-            self.ended(line.strip_suffix(b"\r\n").ok_or(Ambiguous)?)?;
+            self.ended(line.strip_suffix(b"\r\n").ok_or(AmbiguousBytes)?)?;
         }
         Ok(taken)
     }
 
-    fn ended(&mut self, line: &[u8]) -> Result<(), Ambiguous> {
+    fn ended(&mut self, line: &[u8]) -> Result<(), AmbiguousBytes> {
         match (self.state, line) {
             (FramingState::First, []) => {
                 self.head.empty_lines += 1;
                 if self.head.empty_lines > EMPTY_LINES_MAX {
-                    return Err(Ambiguous);
+                    return Err(AmbiguousBytes);
                 }
             }
             (FramingState::First, _) => self.state = FramingState::Fields,
@@ -172,7 +172,7 @@ impl Http1Framing {
             (FramingState::Trailers, _) => {}
             (_, []) => {
                 let body = match (self.head.length, self.head.chunked) {
-                    (Some(_), true) => return Err(Ambiguous),
+                    (Some(_), true) => return Err(AmbiguousBytes),
                     (None, true) => FramingState::Size(0, 0),
                     (None | Some(0), false) => FramingState::First,
                     (Some(length), false) => FramingState::Body(length),
@@ -191,20 +191,20 @@ impl Http1Framing {
 }
 
 impl Head {
-    fn field(&mut self, field: &[u8]) -> Result<(), Ambiguous> {
+    fn field(&mut self, field: &[u8]) -> Result<(), AmbiguousBytes> {
         if field[0] == b' ' || field[0] == b'\t' {
             // A folded line is a part of the previous one, or a field of its own.
-            return Err(Ambiguous);
+            return Err(AmbiguousBytes);
         }
         if let Some(value) = value_of(field, CONTENT_LENGTH)? {
             let digits = value.trim_ascii();
             let text = std::str::from_utf8(digits)
                 .ok()
                 .filter(|_| self.length.is_none() && digits.iter().all(u8::is_ascii_digit));
-            self.length = Some(text.and_then(|text| text.parse().ok()).ok_or(Ambiguous)?);
+            self.length = Some(text.and_then(|text| text.parse().ok()).ok_or(AmbiguousBytes)?);
         } else if let Some(value) = value_of(field, TRANSFER_ENCODING)? {
             if self.chunked || !value.trim_ascii().eq_ignore_ascii_case(b"chunked") {
-                return Err(Ambiguous);
+                return Err(AmbiguousBytes);
             }
             self.chunked = true;
         }
@@ -214,12 +214,12 @@ impl Head {
 
 /// The value of a field with this name. A name that continues with neither a colon nor a character
 /// of a name is invalid.
-fn value_of<'a>(field: &'a [u8], name: &[u8]) -> Result<Option<&'a [u8]>, Ambiguous> {
+fn value_of<'a>(field: &'a [u8], name: &[u8]) -> Result<Option<&'a [u8]>, AmbiguousBytes> {
     match field.split_at_checked(name.len()) {
         Some((start, rest)) if start.eq_ignore_ascii_case(name) => match rest.first() {
             Some(b':') => Ok(Some(&rest[1..])),
             Some(other) if other.is_ascii_graphic() => Ok(None),
-            _ => Err(Ambiguous),
+            _ => Err(AmbiguousBytes),
         },
         _ => Ok(None),
     }

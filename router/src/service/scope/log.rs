@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use splitrail_api::error::{Error, Fault};
 use splitrail_api::name::Name;
-use splitrail_ledger::close::Used;
+use splitrail_ledger::close::UsedTokens;
 use splitrail_ledger::timeline::Stage;
 use splitrail_request_log::identity::{Identity, Protocol};
 use splitrail_request_log::summary::Summary;
@@ -22,7 +22,7 @@ pub fn log_failure(ids: &RequestIds, model: Option<&str>, error: &Error) {
 }
 
 /// How a request has ended.
-pub(super) struct Ending {
+pub(super) struct RequestEnd {
     /// `ok`, an error's name, or `cancelled`.
     pub(super) outcome: &'static str,
     /// The outcome's kind, as in `splitrail_request_results_total`.
@@ -33,7 +33,7 @@ pub(super) struct Ending {
     pub(super) unknown_model: Option<Name>,
 }
 
-impl Ending {
+impl RequestEnd {
     /// The request was served.
     pub(super) fn ok(protocol: Protocol) -> Self {
         Self { outcome: "ok", result: "ok", status: protocol.ok(), unknown_model: None }
@@ -63,7 +63,7 @@ impl Ending {
 
 impl Scope {
     /// Writes the request to the access log and to its trace.
-    pub(super) fn write_logs(&self, now: Instant, ending: Ending, used: Used) {
+    pub(super) fn write_logs(&self, now: Instant, ending: RequestEnd, used: UsedTokens) {
         let spans = self.timeline.close(now);
         let is_logged =
             self.core.access_log.takes(&self.core.serving().config.access_log, ending.outcome);
@@ -79,7 +79,12 @@ impl Scope {
         }
     }
 
-    fn summary<'r>(&'r self, now: Instant, ending: &'r Ending, used: Used) -> Summary<'r> {
+    fn summary<'r>(
+        &'r self,
+        now: Instant,
+        ending: &'r RequestEnd,
+        used: UsedTokens,
+    ) -> Summary<'r> {
         let Identity { arrived, .. } = self.identity;
         let mut summary = Summary::new(&self.identity, self.endpoint, now);
         if let Some(trace) = self.timeline.trace() {

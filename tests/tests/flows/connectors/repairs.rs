@@ -1,6 +1,6 @@
-//! Pairs of legs that were given up are repaired whatever happens to the router meanwhile, and what a
-//! repair uses is booked and bounded. A simulated decode engine keeps the blocks of a decode leg of a push
-//! until its prefill leg has finished, for ever if none does.
+//! Pairs of legs that were given up are repaired whatever happens to the router meanwhile, and what
+//! a repair uses is booked and bounded. A simulated decode engine keeps the blocks of a decode leg
+//! of a push until its prefill leg has finished, for ever if none does.
 
 use std::future::Future;
 
@@ -105,8 +105,8 @@ async fn a_repair_goes_on_while_the_router_considers_its_worker_down() {
     for worker in ["p0", "d0"] {
         known(&trial.cluster, worker, 1.0).await;
     }
-    // The same while a prefill leg that has failed is sent again and again. Who the engines are is known,
-    // so that the fault strikes a leg.
+    // The same while a prefill leg that has failed is sent again and again. Who the engines are is
+    // known, so that the fault strikes a leg.
     let known_again = completion(&prompt(5, "known"));
     assert_eq!(trial.post("ok", COMPLETIONS, &known_again).await.status, 200);
     trial.fault("p0", FaultKind::Reset, Some(4));

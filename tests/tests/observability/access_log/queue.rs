@@ -13,7 +13,8 @@ use tokio::net::TcpStream;
 use super::{Logged, ON};
 
 impl Logged {
-    /// Sends a request of the given number of words and does not wait for its reply. Dropping the socket cancels the request.
+    /// Sends a request of the given number of words and does not wait for its reply. Dropping the
+    /// socket cancels the request.
     async fn send(&self, id: &str, words: usize) -> TcpStream {
         let mut socket = TcpStream::connect(self.router.told("http")).await.unwrap();
         let headers = [("x-request-id", id)];

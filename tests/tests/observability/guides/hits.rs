@@ -1,4 +1,5 @@
-//! [Why are cache hits low?](../../../docs/guides/low-cache-hits.md), without the leaves about KV events.
+//! [Why are cache hits low?](../../../docs/guides/low-cache-hits.md), without the leaves about KV
+//! events.
 
 use serde_json::{Value, json};
 use splitrail_sim::{FaultKind, PromptDialect, UsageReport};

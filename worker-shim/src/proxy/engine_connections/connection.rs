@@ -29,7 +29,7 @@ type SendResult = Result<Response<Incoming>, TrySendError<http::Request<RequestB
 
 /// What has arrived on a connection since its last reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Arrived {
+pub(super) enum ArrivedData {
     Nothing,
     Bytes,
     /// The connection has ended or failed.
@@ -47,11 +47,11 @@ impl Probe {
         Ok(Self(socket.as_fd().try_clone_to_owned()?))
     }
 
-    fn arrived(&self) -> Arrived {
+    fn arrived(&self) -> ArrivedData {
         match recv(&self.0, &mut [0; 1][..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
-            Ok((_, 1..)) => Arrived::Bytes,
-            Err(Errno::AGAIN | Errno::INTR) => Arrived::Nothing,
-            Ok(_) | Err(_) => Arrived::End,
+            Ok((_, 1..)) => ArrivedData::Bytes,
+            Err(Errno::AGAIN | Errno::INTR) => ArrivedData::Nothing,
+            Ok(_) | Err(_) => ArrivedData::End,
         }
     }
 }
@@ -79,7 +79,7 @@ impl Connection {
     }
 
     /// What has arrived since the last reply.
-    pub(super) fn arrived(&self) -> Arrived {
+    pub(super) fn arrived(&self) -> ArrivedData {
         self.probe.arrived()
     }
 

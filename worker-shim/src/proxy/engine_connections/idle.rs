@@ -7,7 +7,7 @@ use std::time::Duration;
 use prometheus::IntCounter;
 use tokio::time::Instant;
 
-use super::connection::{Arrived, Connection};
+use super::connection::{ArrivedData, Connection};
 
 /// Maximum idle time of a connection. It is shorter than vLLM's (5 s), so that no request is
 /// written to a connection that the engine is closing.
@@ -48,9 +48,9 @@ impl IdleConnections {
                 return None;
             }
             match connection.arrived() {
-                Arrived::Nothing => return Some(connection),
-                Arrived::Bytes => self.distrust(now),
-                Arrived::End => {}
+                ArrivedData::Nothing => return Some(connection),
+                ArrivedData::Bytes => self.distrust(now),
+                ArrivedData::End => {}
             }
         }
     }

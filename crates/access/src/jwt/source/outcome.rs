@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use prometheus::{Gauge, IntCounter, IntGauge};
 use splitrail_config::jwks::KeySet;
+use splitrail_settings::log_throttle::LogThrottle;
+use splitrail_telemetry::Metrics;
 use splitrail_telemetry::clock::unix_ms;
-use splitrail_telemetry::{LogThrottle, Metrics};
 
 use crate::jwt::keys::CurrentKeys;
 

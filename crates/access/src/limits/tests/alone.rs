@@ -7,7 +7,7 @@ use splitrail_config::TenantLimits;
 
 use crate::limits::account::{Account, MINUTE_MS};
 use crate::limits::window::DAY_MS;
-use crate::limits::{Exceeded, LimitKind, Limits, Reservation, kind};
+use crate::limits::{LimitExceeded, LimitKind, Limits, Reservation, kind};
 
 const START: u64 = DAY_MS * 20_000 - 90_000;
 
@@ -28,7 +28,7 @@ fn a_request_beyond_a_limit_is_refused_and_admitted_after_the_named_time() {
     let _first = limits.reserve(at, 600).unwrap();
     let _second = limits.reserve(at + 10_000, 400).unwrap();
     let refused = limits.reserve(at + 20_000, 500).unwrap_err();
-    let Exceeded::Used { limit, retry_after_ms } = refused else { panic!("{refused}") };
+    let LimitExceeded::Used { limit, retry_after_ms } = refused else { panic!("{refused}") };
     assert_eq!(limit, LimitKind::TokensPerMinute);
     assert!((MINUTE_MS - 20_000..=MINUTE_MS - 19_500).contains(&retry_after_ms), "{refused}");
     assert!(limits.reserve(at + 20_000 + retry_after_ms - 1, 500).is_err());
@@ -45,7 +45,7 @@ fn all_limits_count_a_request_or_none_does() {
     let later = START + 61_000;
     let refused = limits.reserve(later, 501).unwrap_err();
     let retry_after_ms = DAY_MS * 20_000 - later;
-    assert_eq!(refused, Exceeded::Used { limit: LimitKind::TokensPerDay, retry_after_ms });
+    assert_eq!(refused, LimitExceeded::Used { limit: LimitKind::TokensPerDay, retry_after_ms });
     let _other_day = limits.reserve(later + retry_after_ms, 501).unwrap();
 }
 
@@ -54,9 +54,9 @@ fn a_request_that_is_larger_than_a_limit_is_refused_for_good() {
     let limits = Limits::local(&limits(10, 1000, 900), 1.0);
     let refused = limits.reserve(START, 1001).unwrap_err();
     let limit = LimitKind::TokensPerMinute;
-    assert_eq!(refused, Exceeded::TooLarge { limit, maximum: 1000 });
+    assert_eq!(refused, LimitExceeded::TooLarge { limit, maximum: 1000 });
     let refused = limits.reserve(START, 901).unwrap_err();
-    assert_eq!(refused, Exceeded::TooLarge { limit: LimitKind::TokensPerDay, maximum: 900 });
+    assert_eq!(refused, LimitExceeded::TooLarge { limit: LimitKind::TokensPerDay, maximum: 900 });
 }
 
 #[test]
@@ -197,7 +197,7 @@ proptest! {
         for (pause, tokens) in requests {
             now += pause;
             let mut copy = account.clone();
-            let Err(Exceeded::Used { retry_after_ms, .. }) = account.reserve(now, tokens) else {
+            let Err(LimitExceeded::Used { retry_after_ms, .. }) = account.reserve(now, tokens) else {
                 continue;
             };
             prop_assert!(copy.clone().reserve(now + retry_after_ms - 1, tokens).is_err());

@@ -6,7 +6,7 @@ use super::cluster::{Cluster, START, TERMS, tenant, value};
 use crate::limits::holdings::{FIRST_CONTACT_MS, Terms};
 use crate::limits::plan::{CLOSED_MS, Purpose};
 use crate::limits::window::DAY_MS;
-use crate::limits::{Exceeded, LimitKind};
+use crate::limits::{LimitExceeded, LimitKind};
 
 const REQUESTS: LimitKind = LimitKind::Requests;
 const MINUTE: LimitKind = LimitKind::TokensPerMinute;
@@ -275,7 +275,7 @@ fn a_request_without_a_share_gets_a_short_retry_after() {
     flood(&mut cluster, 0, 1);
     let time = cluster.time(0);
     let refused = cluster.replicas[0].limits.reserve(time, 1).unwrap_err();
-    assert_eq!(refused, Exceeded::Used { limit: REQUESTS, retry_after_ms: 1000 });
+    assert_eq!(refused, LimitExceeded::Used { limit: REQUESTS, retry_after_ms: 1000 });
     let standing = cluster.replicas[0].limits.standing(time).requests.unwrap();
     assert_eq!((standing.limit, standing.remaining), (60, 40));
 }

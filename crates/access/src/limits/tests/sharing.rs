@@ -57,7 +57,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The limits, times a number of tenths, of which each replica that is absent keeps a floor. The limit of a day is used up in a few minutes, or never.
+/// The limits, times a number of tenths, of which each replica that is absent keeps a floor. The
+/// limit of a day is used up in a few minutes, or never.
 fn limits(tenths: u64, is_day_short: bool) -> TenantLimits {
     tenant(6 * tenths, 100 * tenths, if is_day_short { 400 } else { 100_000 } * tenths)
 }

@@ -33,7 +33,7 @@ const READY: [&str; 2] = ["/status/conditions/2/status", "/status/conditions/0/s
 fn a_ready_pod_is_a_worker_under_its_name() {
     let found =
         worker(&config(json!({ "supports_cache_hit_threshold": false })), &pod(0, &[])).unwrap();
-    let expected: Worker = serde_json::from_value(json!({
+    let expected: WorkerConfig = serde_json::from_value(json!({
         "id": "prefill-0", "role": "prefill", "url": "http://10.42.0.17:8000",
         "kv_events": "tcp://10.42.0.17:5557", "kv_replay": "tcp://10.42.0.17:5558",
         "supports_cache_hit_threshold": false,
@@ -69,27 +69,27 @@ fn ports_are_numbers_or_names_of_any_container_and_annotations_come_first() {
 fn only_the_beginning_of_an_invalid_annotation_is_kept_and_logged() {
     let annotated = pod(0, &[(EVENTS, json!("x".repeat(256 << 10)))]);
     let unfit = worker(&config(json!({})), &annotated).unwrap_err();
-    assert_eq!(unfit, Unfit::NoPort("x".repeat(32)));
+    assert_eq!(unfit, UnfitReason::NoPort("x".repeat(32)));
 }
 
 #[test]
 fn a_pod_is_no_worker_before_it_is_ready_nor_once_it_goes() {
     let plain = config(json!({}));
     let unfit = |place, value| worker(&plain, &pod(0, &[(place, value)])).unwrap_err();
-    assert_eq!(unfit(READY[0], json!("False")), Unfit::NotReady);
-    assert_eq!(unfit(READY[0], json!("Unknown")), Unfit::NotReady);
-    assert_eq!(unfit("/status", json!({ "phase": "Pending" })), Unfit::NoAddress);
-    assert_eq!(unfit("/status/podIP", json!("")), Unfit::NoAddress);
-    assert_eq!(unfit(ROLE, json!("Prefill")), Unfit::UnknownRole);
-    assert_eq!(unfit("/metadata/labels", json!({ "app": "vllm" })), Unfit::NoRole);
-    assert_eq!(unfit("/spec/containers", json!([])), Unfit::NoPort("http".to_owned()));
+    assert_eq!(unfit(READY[0], json!("False")), UnfitReason::NotReady);
+    assert_eq!(unfit(READY[0], json!("Unknown")), UnfitReason::NotReady);
+    assert_eq!(unfit("/status", json!({ "phase": "Pending" })), UnfitReason::NoAddress);
+    assert_eq!(unfit("/status/podIP", json!("")), UnfitReason::NoAddress);
+    assert_eq!(unfit(ROLE, json!("Prefill")), UnfitReason::UnknownRole);
+    assert_eq!(unfit("/metadata/labels", json!({ "app": "vllm" })), UnfitReason::NoRole);
+    assert_eq!(unfit("/spec/containers", json!([])), UnfitReason::NoPort("http".to_owned()));
     for port in ["0", "65536", "", "KV", "tcp://x:1"] {
-        assert_eq!(unfit(EVENTS, json!(port)), Unfit::NoPort(port.to_owned()));
+        assert_eq!(unfit(EVENTS, json!(port)), UnfitReason::NoPort(port.to_owned()));
     }
     let mut leaving = pod(0, &[]);
     let metadata = json!({ "name": "prefill-0", "deletionTimestamp": "2026-10-01T09:00:00Z" });
     leaving.metadata = serde_json::from_value(metadata).unwrap();
-    assert_eq!(worker(&plain, &leaving).unwrap_err(), Unfit::Leaving);
+    assert_eq!(worker(&plain, &leaving).unwrap_err(), UnfitReason::Leaving);
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn the_role_is_that_of_the_configuration_or_of_the_label_that_it_names() {
     let fixed = config(json!({ "role": "both" }));
     assert_eq!(worker(&fixed, &pod(0, &[])).unwrap().role, Role::Both);
     let label = config(json!({ "role_label": "app" }));
-    assert_eq!(worker(&label, &pod(0, &[])).unwrap_err(), Unfit::UnknownRole);
+    assert_eq!(worker(&label, &pod(0, &[])).unwrap_err(), UnfitReason::UnknownRole);
     let app = pod(0, &[("/metadata/labels/app", json!("decode"))]);
     assert_eq!(worker(&label, &app).unwrap().role, Role::Decode);
 }

@@ -7,7 +7,7 @@ use super::extra::{self, BlockExtra, OtherKeys};
 use super::{DecodeError, DecodeProblem};
 
 /// A `BlockStored` event.
-pub(super) struct Stored<'a> {
+pub(super) struct StoredEvent<'a> {
     max_blocks: usize,
     hashes: Option<Vec<EngineHash>>,
     parent: Option<EngineHash>,
@@ -22,7 +22,7 @@ pub(super) struct Stored<'a> {
     pub(super) spec_kind: Option<&'a str>,
 }
 
-impl<'a> Stored<'a> {
+impl<'a> StoredEvent<'a> {
     pub(super) fn new(max_blocks: usize) -> Self {
         Self {
             max_blocks,
@@ -143,14 +143,14 @@ impl<'a> Stored<'a> {
 }
 
 /// A `BlockRemoved` event.
-pub(super) struct Removed {
+pub(super) struct RemovedEvent {
     max_blocks: usize,
     hashes: Option<Vec<EngineHash>>,
     tier: Tier,
     pub(super) group: Option<u8>,
 }
 
-impl Removed {
+impl RemovedEvent {
     pub(super) fn new(max_blocks: usize) -> Self {
         Self { max_blocks, hashes: None, tier: Tier::Device, group: None }
     }

@@ -9,9 +9,9 @@ use super::*;
 const LIMITS: BufferLimits = BufferLimits { max_batches: 4, max_bytes: 64 };
 
 /// Batch `sequence` of the engine's process number `process`.
-fn batch(process: u8, sequence: u64) -> Numbered {
+fn batch(process: u8, sequence: u64) -> NumberedBatch {
     let payload = Bytes::from(format!("{process}/{sequence}"));
-    Numbered { sequence, payload }
+    NumberedBatch { sequence, payload }
 }
 
 fn actions(act: impl FnOnce(&mut Vec<Action>)) -> Vec<Action> {
@@ -228,7 +228,7 @@ fn the_buffer_is_bounded_by_count_and_bytes() {
     s.connected(&mut Vec::new());
     for sequence in 0..100 {
         let payload = Bytes::from(vec![0; 30 * (sequence as usize % 2)]);
-        s.live(Numbered { sequence, payload }, &mut Vec::new());
+        s.live(NumberedBatch { sequence, payload }, &mut Vec::new());
         assert!(s.buffer.len() <= LIMITS.max_batches);
         let bytes = s.buffer.iter().map(|batch| batch.payload.len()).sum::<usize>();
         assert!(bytes == s.buffered_bytes && bytes <= LIMITS.max_bytes);
@@ -375,7 +375,7 @@ struct World {
     kept: u64,
     /// The numbers that the running replay has still to send.
     replay: Option<std::ops::Range<u64>>,
-    known: Vec<Numbered>,
+    known: Vec<NumberedBatch>,
 }
 
 impl World {
@@ -391,7 +391,7 @@ impl World {
             match action {
                 Action::Deliver(batch) => {
                     if let Some(last) = self.known.last() {
-                        let process = |batch: &Numbered| batch.payload[0];
+                        let process = |batch: &NumberedBatch| batch.payload[0];
                         assert_eq!(batch.sequence, last.sequence + 1, "gap or duplicate");
                         assert_eq!(process(&batch), process(last), "two processes mixed");
                     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use splitrail_kv::KvEvent;
 
 use super::super::events::Decoder;
-use super::message::{self, Replayed};
+use super::message::{self, ReplayMessage};
 use super::replay::{ReplayClient, ReplayFailed};
 use super::session::message_max_bytes;
 use super::{GarbageError, Subscription};
@@ -74,7 +74,7 @@ impl Subscription {
         let mut client = ReplayClient::new(patience, max_bytes, self.admits.clone());
         client.start(endpoint, BEHIND_ALL);
         match client.next().await {
-            Ok(Replayed::End | Replayed::Batch(_)) => Ok(()),
+            Ok(ReplayMessage::End | ReplayMessage::Batch(_)) => Ok(()),
             Err(ReplayFailed) => Err(ReplayCheckError::Silent),
         }
     }

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::super::sequence::Numbered;
+use super::super::sequence::NumberedBatch;
 use super::GarbageError;
 
 /// The number that marks the end of a replay.
@@ -10,13 +10,13 @@ const END: u64 = u64::MAX;
 
 /// A message of a replay.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Replayed {
-    Batch(Numbered),
+pub(super) enum ReplayMessage {
+    Batch(NumberedBatch),
     End,
 }
 
 /// Reads a live message: topic, number, payload.
-pub(super) fn live(frames: Vec<Bytes>) -> Result<Numbered, GarbageError> {
+pub(super) fn live(frames: Vec<Bytes>) -> Result<NumberedBatch, GarbageError> {
     let count = frames.len();
     match numbered(frames) {
         Some(batch) if count == 3 && batch.sequence != END => Ok(batch),
@@ -26,20 +26,20 @@ pub(super) fn live(frames: Vec<Bytes>) -> Result<Numbered, GarbageError> {
 
 /// Parses a message of a replay. Depending on the version, an empty frame, the topic or both
 /// precede number and payload.
-pub(super) fn replayed(frames: Vec<Bytes>) -> Result<Replayed, GarbageError> {
+pub(super) fn replayed(frames: Vec<Bytes>) -> Result<ReplayMessage, GarbageError> {
     let count = frames.len();
     match numbered(frames) {
-        Some(batch) if batch.sequence == END => Ok(Replayed::End),
-        Some(batch) if count <= 4 => Ok(Replayed::Batch(batch)),
+        Some(batch) if batch.sequence == END => Ok(ReplayMessage::End),
+        Some(batch) if count <= 4 => Ok(ReplayMessage::Batch(batch)),
         _ => Err(GarbageError::Frames { frames: count }),
     }
 }
 
 /// The last two frames as number and payload.
-fn numbered(mut frames: Vec<Bytes>) -> Option<Numbered> {
+fn numbered(mut frames: Vec<Bytes>) -> Option<NumberedBatch> {
     let payload = frames.pop()?;
     let sequence = u64::from_be_bytes(frames.pop()?.as_ref().try_into().ok()?);
-    Some(Numbered { sequence, payload })
+    Some(NumberedBatch { sequence, payload })
 }
 
 #[cfg(test)]
@@ -55,14 +55,14 @@ mod tests {
 
     #[test]
     fn replies_of_all_versions_are_read() {
-        let batch = Numbered { sequence: 1, payload: Bytes::from_static(b"p") };
+        let batch = NumberedBatch { sequence: 1, payload: Bytes::from_static(b"p") };
         for reply in
             [&[ONE, b"p"][..], &[b"", ONE, b"p"], &[b"kv@x", ONE, b"p"], &[b"", b"kv@x", ONE, b"p"]]
         {
-            assert_eq!(replayed(frames(reply)), Ok(Replayed::Batch(batch.clone())));
+            assert_eq!(replayed(frames(reply)), Ok(ReplayMessage::Batch(batch.clone())));
         }
         for end in [&[LAST, b""][..], &[b"", LAST, b""]] {
-            assert_eq!(replayed(frames(end)), Ok(Replayed::End));
+            assert_eq!(replayed(frames(end)), Ok(ReplayMessage::End));
         }
     }
 

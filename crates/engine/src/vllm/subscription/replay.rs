@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use super::message::{self, Replayed};
-use crate::zmtp::{Admits, Connection, Endpoint, Role, WireError};
+use super::message::{self, ReplayMessage};
+use crate::zmtp::{AddressFilter, Connection, Endpoint, Role, WireError};
 
 /// Pause before connecting to a replay endpoint again, within the timeout.
 const RETRY: Duration = Duration::from_millis(100);
@@ -27,7 +27,7 @@ pub(super) struct ReplayClient {
     deadline: Instant,
     timeout: Duration,
     max_message_bytes: usize,
-    admits: Option<Admits>,
+    admits: Option<AddressFilter>,
 }
 
 /// A replay that has failed.
@@ -37,7 +37,11 @@ pub(super) struct ReplayFailed;
 impl ReplayClient {
     /// An idle client, which gives up a replay after a silence of `timeout`, and accepts messages
     /// of up to `max_message_bytes`.
-    pub(super) fn new(timeout: Duration, max_message_bytes: usize, admits: Option<Admits>) -> Self {
+    pub(super) fn new(
+        timeout: Duration,
+        max_message_bytes: usize,
+        admits: Option<AddressFilter>,
+    ) -> Self {
         Self {
             state: ReplayState::Idle,
             deadline: Instant::now(),
@@ -79,7 +83,7 @@ impl ReplayClient {
 
     /// The next message of the running replay; pending if there is none. Cancel-safe. After the end
     /// or a failure the client is idle.
-    pub(super) async fn next(&mut self) -> Result<Replayed, ReplayFailed> {
+    pub(super) async fn next(&mut self) -> Result<ReplayMessage, ReplayFailed> {
         if matches!(self.state, ReplayState::Idle) {
             return pending().await;
         }
@@ -95,8 +99,8 @@ impl ReplayClient {
             }
         };
         match next {
-            Ok(Replayed::Batch(_)) => self.deadline = Instant::now() + self.timeout,
-            Ok(Replayed::End) | Err(ReplayFailed) => self.stop(),
+            Ok(ReplayMessage::Batch(_)) => self.deadline = Instant::now() + self.timeout,
+            Ok(ReplayMessage::End) | Err(ReplayFailed) => self.stop(),
         }
         next
     }

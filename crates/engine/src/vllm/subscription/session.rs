@@ -6,8 +6,8 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::super::events::{DecodeError, DecodeLimits, Decoder, EventBatch};
-use super::super::sequence::{Action, Numbered, ReplayEnd, Sequencer};
-use super::message::{self, Replayed};
+use super::super::sequence::{Action, NumberedBatch, ReplayEnd, Sequencer};
+use super::message::{self, ReplayMessage};
 use super::replay::{ReplayClient, ReplayFailed};
 use super::{ResetReason, Subscription, Update};
 use crate::zmtp::{Connection, Role, WireError};
@@ -33,7 +33,7 @@ pub(super) struct SinkClosed;
 
 /// Whether to keep the connection.
 #[derive(PartialEq)]
-enum Next {
+enum NextStep {
     Stay,
     Reconnect,
 }
@@ -130,7 +130,7 @@ impl Session {
         let mut actions = Vec::new();
         self.sequencer.connected(&mut actions);
         let ended = loop {
-            if self.execute(&mut actions).await? == Next::Reconnect {
+            if self.execute(&mut actions).await? == NextStep::Reconnect {
                 break WireError::TimedOut;
             }
             if let Some(ask) = self.ask {
@@ -166,8 +166,8 @@ impl Session {
                 replayed = self.replay.next() => {
                     self.received_any |= replayed.is_ok();
                     match replayed {
-                    Ok(Replayed::Batch(batch)) => self.sequencer.replayed(batch, &mut actions),
-                    Ok(Replayed::End) => {
+                    Ok(ReplayMessage::Batch(batch)) => self.sequencer.replayed(batch, &mut actions),
+                    Ok(ReplayMessage::End) => {
                         self.sequencer.replay_ended(ReplayEnd::Complete, &mut actions);
                     }
                     Err(ReplayFailed) => {
@@ -214,7 +214,7 @@ impl Session {
         }
     }
 
-    async fn execute(&mut self, actions: &mut Vec<Action>) -> Result<Next, SinkClosed> {
+    async fn execute(&mut self, actions: &mut Vec<Action>) -> Result<NextStep, SinkClosed> {
         while !actions.is_empty() {
             let mut undecodable = None;
             for action in actions.drain(..) {
@@ -240,20 +240,20 @@ impl Session {
                         self.restart_idle_timer();
                         self.send(Update::Synced { outcome }).await?;
                     }
-                    Action::Reconnect => return Ok(Next::Reconnect),
+                    Action::Reconnect => return Ok(NextStep::Reconnect),
                 }
             }
             if let Some(sequence) = undecodable {
                 self.sequencer.undecodable(sequence, actions);
             }
         }
-        Ok(Next::Stay)
+        Ok(NextStep::Stay)
     }
 
     /// Decodes and delivers a batch; returns whether that was possible. The changes of a batch that
     /// cannot be decoded are lost.
-    async fn deliver(&mut self, batch: Numbered) -> Result<bool, SinkClosed> {
-        let Numbered { sequence, payload } = batch;
+    async fn deliver(&mut self, batch: NumberedBatch) -> Result<bool, SinkClosed> {
+        let NumberedBatch { sequence, payload } = batch;
         let decoded = match payload.len() <= SHORT_PAYLOAD_BYTES {
             true => self.decoder.decode(&payload),
             false => self.decode_elsewhere(payload).await?,

@@ -24,7 +24,7 @@ type Holder = (u32, u16, usize);
 /// A prefix by the names of its blocks, how often it was used, and who holds it.
 type Used<'a> = (&'a [u64], u32, &'a [Holder]);
 
-fn hot(prefixes: &[Used<'_>]) -> Vec<Hot> {
+fn hot(prefixes: &[Used<'_>]) -> Vec<HotHolders> {
     let bounds = HotBounds { bytes_max: 1 << 24, runs_max: 1000, half_life_ms: 1000 };
     let mut known = HotPrefixes::new(bounds, 1);
     for (names, uses, _) in prefixes {
@@ -44,7 +44,7 @@ fn hot(prefixes: &[Used<'_>]) -> Vec<Hot> {
             .map(|&(worker, rank, blocks)| HeldPrefix { by: WorkerKey { worker, rank }, blocks });
         let mut held: Vec<HeldPrefix> = held.collect();
         held.sort_by_key(|held| std::cmp::Reverse(held.blocks));
-        Hot { prefix: prefix.clone(), held }
+        HotHolders { prefix: prefix.clone(), held }
     });
     hot.collect()
 }
@@ -85,7 +85,7 @@ fn fixture() -> Fixture {
 }
 
 impl Fixture {
-    fn choose(&self, hot: &[Hot], senders: &Senders) -> NextFetch {
+    fn choose(&self, hot: &[HotHolders], senders: &Senders) -> NextFetch {
         let brought: Vec<&FetchedPrefix> = self.brought.iter().collect();
         let running: Vec<&[BlockHash]> = self.running.iter().map(|hashes| &hashes[..]).collect();
         let need = PrewarmTarget {
@@ -104,7 +104,7 @@ impl Fixture {
     }
 
     /// Which prefix is fetched, how much of it, how much of that is new, and from whom.
-    fn fetched(&self, hot: &[Hot], senders: &Senders) -> (usize, usize, usize, u32) {
+    fn fetched(&self, hot: &[HotHolders], senders: &Senders) -> (usize, usize, usize, u32) {
         match self.choose(hot, senders) {
             NextFetch::Fetch(PrefixOffer { at, blocks, brought_blocks, source, .. }) => {
                 (at, blocks, brought_blocks, source.0)

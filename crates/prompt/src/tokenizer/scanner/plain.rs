@@ -18,12 +18,12 @@ const SCANNED_MIN_BYTES: usize = 64;
 
 /// The ends of consecutive words: if bit `i` is set, a word ends before byte `from + i`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Ends {
+pub(crate) struct EndBits {
     pub(crate) from: u32,
     pub(crate) bits: u64,
 }
 
-impl Iterator for Ends {
+impl Iterator for EndBits {
     type Item = u32;
 
     #[inline(always)]
@@ -85,7 +85,7 @@ impl<'a> WordEnds<'a> {
     /// Lets the library scan up to the next place where a word certainly ends.
     #[cold]
     #[inline(never)]
-    fn scan(&mut self) -> Option<Ends> {
+    fn scan(&mut self) -> Option<EndBits> {
         let rest = &self.text[self.at..];
         let cut = self.rules.and_then(|_| pieces::next_cut(rest.as_bytes(), SCANNED_MIN_BYTES));
         let end = cut.unwrap_or(rest.len());
@@ -108,12 +108,12 @@ fn are_whole(words: &[(u32, u32)], len: usize) -> bool {
 }
 
 impl Iterator for WordEnds<'_> {
-    type Item = Ends;
+    type Item = EndBits;
 
     #[inline]
-    fn next(&mut self) -> Option<Ends> {
+    fn next(&mut self) -> Option<EndBits> {
         if let Some((_, end)) = self.scanned.next() {
-            return Some(Ends { from: self.scanned_from + end, bits: 1 });
+            return Some(EndBits { from: self.scanned_from + end, bits: 1 });
         }
         let rest = &self.text.as_bytes()[self.at..];
         if let (Some(rules), Some(bytes)) = (self.rules, rest.first_chunk()) {
@@ -123,7 +123,7 @@ impl Iterator for WordEnds<'_> {
             if let Some(last) = bits.checked_ilog2() {
                 let from = self.at as u32;
                 self.at += last as usize;
-                return Some(Ends { from, bits });
+                return Some(EndBits { from, bits });
             }
         }
         if rest.is_empty() { None } else { self.scan() }

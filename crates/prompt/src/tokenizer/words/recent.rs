@@ -90,7 +90,7 @@ impl Word {
 
 /// A short word, whose bytes are its key, with its tokens.
 #[derive(Clone, Copy)]
-struct Short {
+struct ShortWord {
     low: u64,
     high: u64,
     /// Four times the vocabulary's number plus the number of tokens, which is 1 to 3.
@@ -98,7 +98,7 @@ struct Short {
     ids: [u32; SHORT_TOKENS],
 }
 
-impl Short {
+impl ShortWord {
     #[inline]
     fn is(&self, number: u32, word: &Word) -> bool {
         let number = u64::from(self.number_and_count >> 2 ^ number);
@@ -107,27 +107,27 @@ impl Short {
 }
 
 /// An empty entry.
-const EMPTY: Short = Short { low: 0, high: 0, number_and_count: 0, ids: [0; SHORT_TOKENS] };
+const EMPTY: ShortWord = ShortWord { low: 0, high: 0, number_and_count: 0, ids: [0; SHORT_TOKENS] };
 
 /// Two words, the one stored last first. One cache line in size and alignment.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Bucket([Short; 2]);
+struct Bucket([ShortWord; 2]);
 
 #[derive(Clone)]
-struct Long {
+struct LongWord {
     number: u32,
     bytes: Box<[u8]>,
     ids: Box<[u32]>,
 }
 
 /// The cache of one thread.
-pub(super) struct Recent {
+pub(super) struct RecentWords {
     short: Box<[Bucket; SHORT_BUCKETS]>,
-    long: Box<[Option<Long>; LONG_BUCKETS]>,
+    long: Box<[Option<LongWord>; LONG_BUCKETS]>,
 }
 
-impl Recent {
+impl RecentWords {
     /// An empty cache.
     pub(super) fn new() -> Option<Self> {
         Some(Self { short: buckets(Bucket([EMPTY; 2]))?, long: buckets(None)? })
@@ -163,9 +163,9 @@ impl Recent {
             let number_and_count = number << 2 | ids.len() as u32;
             let Bucket(bucket) = &mut self.short[word.bucket as usize % SHORT_BUCKETS];
             bucket[1] = bucket[0];
-            bucket[0] = Short { low: word.low, high: word.high, number_and_count, ids: kept };
+            bucket[0] = ShortWord { low: word.low, high: word.high, number_and_count, ids: kept };
         } else if bytes.len() <= LONG_BYTES && ids.len() <= LONG_TOKENS {
-            let long = Long { number, bytes: bytes.into(), ids: ids.into() };
+            let long = LongWord { number, bytes: bytes.into(), ids: ids.into() };
             self.long[word.bucket as usize % LONG_BUCKETS] = Some(long);
         }
     }

@@ -6,7 +6,9 @@ use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use splitrail_api::text::push_address;
 
 use super::super::otlp::{self, Head};
-use super::{Ended, LOCAL_PARENT, REMOTE_PARENT, REQUEST, flag, number, put_error, real, text};
+use super::{
+    EndedTrace, LOCAL_PARENT, REMOTE_PARENT, REQUEST, flag, number, put_error, real, text,
+};
 use crate::summary::Summary;
 
 /// Maximum length of an address of IPv4 in bytes.
@@ -16,7 +18,7 @@ const ADDRESS_BYTES: usize = 15;
 /// exceeded, unimplemented, internal, unavailable, data loss.
 const SERVER_FAULTS: [u16; 6] = [2, 4, 12, 13, 14, 15];
 
-impl Ended<'_> {
+impl EndedTrace<'_> {
     /// Appends the span of the request.
     pub(super) fn put_request_span(&self, out: &mut Vec<u8>) {
         let (summary, trace) = (self.summary, self.trace);

@@ -30,9 +30,9 @@ struct Traced {
 }
 
 impl Traced {
-    fn ended(&self) -> Ended<'_> {
+    fn ended(&self) -> EndedTrace<'_> {
         let Self { trace, spans, summary } = self;
-        Ended { trace, spans, summary }
+        EndedTrace { trace, spans, summary }
     }
 }
 
@@ -56,7 +56,8 @@ fn traced(state: &str, model: &'static str) -> Traced {
         end: Some(ms(end)),
         outcome,
     };
-    let scored = |worker: &str| Scored { worker: worker.into(), cost: -1.5, overlap_blocks: 300 };
+    let scored =
+        |worker: &str| ScoredCandidate { worker: worker.into(), cost: -1.5, overlap_blocks: 300 };
     let pick = Pick {
         prompt: 0,
         begin: ms(3),

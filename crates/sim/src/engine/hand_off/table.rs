@@ -24,7 +24,7 @@ pub(crate) struct TakenHandOff {
 }
 
 #[derive(Debug)]
-struct Staged {
+struct StagedBlocks {
     request: Request,
     held: Option<(u32, End)>,
     ends: Instant,
@@ -32,8 +32,8 @@ struct Staged {
     is_pin: bool,
 }
 
-impl From<Staged> for TakenHandOff {
-    fn from(Staged { request, held, is_pin, .. }: Staged) -> Self {
+impl From<StagedBlocks> for TakenHandOff {
+    fn from(StagedBlocks { request, held, is_pin, .. }: StagedBlocks) -> Self {
         Self { request, held, is_pin }
     }
 }
@@ -49,7 +49,7 @@ enum NameState {
 /// All hand-offs of one prefill engine.
 #[derive(Debug, Default)]
 pub(crate) struct HandOffTable {
-    staged: HashMap<String, Staged>,
+    staged: HashMap<String, StagedBlocks>,
     name_states: HashMap<String, NameState>,
     /// How often the transfer of a name was forgotten.
     forgotten: HashMap<String, u32>,
@@ -129,12 +129,12 @@ impl HandOffTable {
         held: Option<(u32, End)>,
         ends: Instant,
     ) {
-        self.staged.insert(name, Staged { request, held, ends, is_pin: false });
+        self.staged.insert(name, StagedBlocks { request, held, ends, is_pin: false });
     }
 
     /// Keeps a finished decode leg's blocks until they are read, or until `ends`.
     pub(crate) fn pin(&mut self, name: String, request: Request, ends: Instant) {
-        self.staged.insert(name, Staged { request, held: None, ends, is_pin: true });
+        self.staged.insert(name, StagedBlocks { request, held: None, ends, is_pin: true });
     }
 
     /// Removes hand-offs whose lease has ended; the caller must free their blocks.
@@ -153,7 +153,7 @@ impl HandOffTable {
 
     /// Removes the hand-off of a request whose client has disconnected.
     pub(crate) fn remove_disconnected(&mut self, id: u64) -> Option<TakenHandOff> {
-        let waits = |staged: &Staged| staged.held.is_some() && staged.request.id == id;
+        let waits = |staged: &StagedBlocks| staged.held.is_some() && staged.request.id == id;
         let name = self.staged.iter().find(|(_, staged)| waits(staged))?.0.clone();
         self.remove(&name)
     }

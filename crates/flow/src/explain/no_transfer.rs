@@ -23,7 +23,7 @@ const TAKEN_MIN_TOKENS: u64 = 64;
 /// Why KV does not move. `docs/hand-offs.md` explains each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum WhyNot {
+pub enum NoTransfer {
     /// The configuration does not ask for it.
     Off,
     /// Its engines do not report the token ids of prompts on this endpoint.
@@ -71,7 +71,7 @@ pub enum WhyNot {
 }
 
 /// A leg that computes its prompt, with the choice of its worker.
-pub(super) struct Chosen<'a> {
+pub(super) struct ChosenLeg<'a> {
     pub(super) served: &'a Served,
     pub(super) endpoint: Endpoint,
     pub(super) unit: &'a Unit,
@@ -84,32 +84,32 @@ pub(super) struct Chosen<'a> {
     pub(super) now: Instant,
 }
 
-impl Chosen<'_> {
+impl ChosenLeg<'_> {
     /// Why nothing is fetched; `None` if something is. `sources` are the workers that can send.
-    pub(super) fn fetch(&self, sources: &[Source]) -> Option<WhyNot> {
+    pub(super) fn fetch(&self, sources: &[Source]) -> Option<NoTransfer> {
         if self.plan.is_some() {
             return None;
         }
         let Self { served, endpoint, unit, options, worker, seen, .. } = self;
-        let Some(bounds) = served.pool.fetch_bounds() else { return Some(WhyNot::Off) };
+        let Some(bounds) = served.pool.fetch_bounds() else { return Some(NoTransfer::Off) };
         if options.bypasses_cache.is_some() {
-            return Some(WhyNot::BypassesCache);
+            return Some(NoTransfer::BypassesCache);
         }
         if !is_fetchable(served, *endpoint, unit, *options) {
-            return Some(WhyNot::TokensUnknown);
+            return Some(NoTransfer::TokensUnknown);
         }
         if !seen.can_fetch {
             let fetches = &worker.fetches;
             let is_full = fetches.taking() >= bounds.max_per_worker;
             let is_allowed = fetches.may_take(bounds, self.now);
             return Some(if !has_room(worker, self.now) {
-                WhyNot::CacheFull
+                NoTransfer::CacheFull
             } else if is_full {
-                WhyNot::Full
+                NoTransfer::Full
             } else if !is_allowed {
-                WhyNot::Cooldown
+                NoTransfer::Cooldown
             } else {
-                WhyNot::Ranks
+                NoTransfer::Ranks
             });
         }
         let has_more =
@@ -119,19 +119,19 @@ impl Chosen<'_> {
             return Some(self.without_source(bounds));
         }
         if !more.iter().any(|source| source.kv_format.fits(seen.kv_format)) {
-            return Some(WhyNot::OtherKvFormat);
+            return Some(NoTransfer::OtherKvFormat);
         }
         let most = more.iter().map(|source| source.blocks).max().unwrap_or(0);
         let brought = self.tokens(most.saturating_sub(seen.believed_blocks()));
         let is_short = brought < u64::from(bounds.min_tokens);
-        Some(if is_short { WhyNot::MinTokens } else { WhyNot::Dearer })
+        Some(if is_short { NoTransfer::MinTokens } else { NoTransfer::Dearer })
     }
 
     /// Why no worker can send more of the prompt than the chosen one holds.
-    fn without_source(&self, bounds: FetchBounds) -> WhyNot {
+    fn without_source(&self, bounds: FetchBounds) -> NoTransfer {
         let pool = &self.served.pool;
         let least = self.seen.held_blocks() as usize + 1;
-        let Some(hashes) = self.unit.hashes.get(..least) else { return WhyNot::NoSource };
+        let Some(hashes) = self.unit.hashes.get(..least) else { return NoTransfer::NoSource };
         let holds = |worker: &&Worker| {
             let mut ranks = 0..worker.ranks.count();
             let pinned = worker.ranks.are_chosen_by_the_router();
@@ -141,49 +141,49 @@ impl Chosen<'_> {
         let is_short = self.tokens(self.unit.hashes.len() as u32) < u64::from(bounds.min_tokens);
         let why = |holder: &Worker| {
             if !holder.state().takes_work() {
-                WhyNot::SourceUnavailable
+                NoTransfer::SourceUnavailable
             } else if holder.fetches.sending() >= bounds.max_per_worker {
-                WhyNot::Full
+                NoTransfer::Full
             } else if !holder.fetches.may_send(bounds, self.now) {
-                WhyNot::Cooldown
+                NoTransfer::Cooldown
             } else if is_short {
-                WhyNot::MinTokens
+                NoTransfer::MinTokens
             } else {
-                WhyNot::SourceUnavailable
+                NoTransfer::SourceUnavailable
             }
         };
         let mut holders = self.roster.iter().map(|worker| &**worker).filter(holds).map(why);
-        let Some(first) = holders.next() else { return WhyNot::NoSource };
+        let Some(first) = holders.next() else { return NoTransfer::NoSource };
         // What a worker in service lacks says more than that another one is out of service.
-        let is_telling = |why: &WhyNot| *why != WhyNot::SourceUnavailable;
+        let is_telling = |why: &NoTransfer| *why != NoTransfer::SourceUnavailable;
         if is_telling(&first) { first } else { holders.find(is_telling).unwrap_or(first) }
     }
 
     /// Why a fetch takes two steps; `None` if it takes one shot, or there is none.
-    pub(super) fn one_shot(&self) -> Option<WhyNot> {
+    pub(super) fn one_shot(&self) -> Option<NoTransfer> {
         let plan = self.plan.filter(|plan| !plan.one_shot)?;
         let Self { served, endpoint, unit, worker, .. } = self;
         let is_configured = served.config.peer_fetch == PeerFetch::OneShot;
         Some(if !is_configured {
-            WhyNot::Off
+            NoTransfer::Off
         } else if self.leg != Leg::Prefill {
-            WhyNot::Leg
+            NoTransfer::Leg
         } else if !reports_ids(*endpoint) {
-            WhyNot::Endpoint
+            NoTransfer::Endpoint
         } else if unit.unknown.is_some() {
-            WhyNot::TokensUnknown
+            NoTransfer::TokensUnknown
         } else if served.pool.read_back.is_distrusted() {
-            WhyNot::Distrusted
+            NoTransfer::Distrusted
         } else if let Some(why) = self.reader() {
             why
         } else if let Some(why) = flag(worker) {
             why
         } else if plan.tokens < TAKEN_MIN_TOKENS {
-            WhyNot::MinTokens
+            NoTransfer::MinTokens
         } else if self.reads_behind(plan.blocks) {
-            WhyNot::ReadsBack
+            NoTransfer::ReadsBack
         } else {
-            WhyNot::Lease
+            NoTransfer::Lease
         })
     }
 
@@ -194,22 +194,22 @@ impl Chosen<'_> {
     }
 
     /// Why nothing is read back, by a leg that reads nothing; `readable_blocks` are those that it might.
-    pub(super) fn read_back(&self, readable_blocks: u32) -> WhyNot {
+    pub(super) fn read_back(&self, readable_blocks: u32) -> NoTransfer {
         let Self { served, endpoint, unit, options, worker, seen, .. } = self;
         if !served.config.read_back {
-            return WhyNot::Off;
+            return NoTransfer::Off;
         }
         if !is_on(&served.config, *endpoint) {
-            return WhyNot::Endpoint;
+            return NoTransfer::Endpoint;
         }
         if options.bypasses_cache.is_some() {
-            return WhyNot::BypassesCache;
+            return NoTransfer::BypassesCache;
         }
         if unit.unknown.is_some() {
-            return WhyNot::TokensUnknown;
+            return NoTransfer::TokensUnknown;
         }
         if served.pool.read_back.is_distrusted() {
-            return WhyNot::Distrusted;
+            return NoTransfer::Distrusted;
         }
         if let Some(why) = self.reader() {
             return why;
@@ -218,19 +218,19 @@ impl Chosen<'_> {
         if let Some(found) = served.pool.read_back.find(self.now, prompt, worker) {
             let more = (found.blocks as u32).saturating_sub(seen.held_blocks());
             let is_short = self.tokens(more) < TAKEN_MIN_TOKENS;
-            return if is_short { WhyNot::MinTokens } else { WhyNot::Dearer };
+            return if is_short { NoTransfer::MinTokens } else { NoTransfer::Dearer };
         }
         self.without_pin()
     }
 
     /// Why no decode worker keeps more of the prompt.
-    fn without_pin(&self) -> WhyNot {
+    fn without_pin(&self) -> NoTransfer {
         let decoders = self.roster.iter().filter(|worker| worker.serves(Leg::Decode));
         let flags: Vec<_> =
             decoders.clone().map(|worker| worker.read_back.keeps_for_read_back()).collect();
         if !flags.contains(&Some(true)) {
             let is_known = flags.iter().all(|flag| *flag == Some(false));
-            return if is_known { WhyNot::FlagAbsent } else { WhyNot::FlagUnknown };
+            return if is_known { NoTransfer::FlagAbsent } else { NoTransfer::FlagUnknown };
         }
         let block_tokens = self.tokens(1).max(1);
         let prompt_blocks = self.unit.weight_tokens.div_ceil(block_tokens);
@@ -239,20 +239,20 @@ impl Chosen<'_> {
             pinned + prompt_blocks > splitrail_fleet::read_back::blocks_max(self.served, worker)
         };
         match decoders.clone().any(|worker| is_full(worker)) {
-            true => WhyNot::PinsFull,
-            false => WhyNot::NothingKept,
+            true => NoTransfer::PinsFull,
+            false => NoTransfer::NothingKept,
         }
     }
 
     /// Why the chosen worker reads nothing from others.
-    fn reader(&self) -> Option<WhyNot> {
+    fn reader(&self) -> Option<NoTransfer> {
         if !self.worker.takes_part_in_kv_routing() {
-            return Some(WhyNot::NotBelieved);
+            return Some(NoTransfer::NotBelieved);
         }
         if !has_room(self.worker, self.now) {
-            return Some(WhyNot::CacheFull);
+            return Some(NoTransfer::CacheFull);
         }
-        (!self.worker.read_back.may_read(self.now)).then_some(WhyNot::Cooldown)
+        (!self.worker.read_back.may_read(self.now)).then_some(NoTransfer::Cooldown)
     }
 
     fn tokens(&self, blocks: u32) -> u64 {
@@ -261,10 +261,10 @@ impl Chosen<'_> {
 }
 
 /// Why an engine cannot be given a leg that takes a prefix.
-fn flag(worker: &Worker) -> Option<WhyNot> {
+fn flag(worker: &Worker) -> Option<NoTransfer> {
     match worker.read_back.keeps_for_read_back() {
-        None => Some(WhyNot::FlagUnknown),
-        Some(false) => Some(WhyNot::FlagAbsent),
+        None => Some(NoTransfer::FlagUnknown),
+        Some(false) => Some(NoTransfer::FlagAbsent),
         Some(true) => None,
     }
 }

@@ -4,7 +4,7 @@ use splitrail_settings::FileProfile;
 
 /// What the checks of the router's file need to know: renamed keys, keys whose values are secret, and
 /// hints.
-pub(super) const DIALECT: FileProfile = FileProfile {
+pub(super) const ROUTER_PROFILE: FileProfile = FileProfile {
     renamed_keys: RENAMED_KEYS,
     variables: true,
     secret_keys: &[
@@ -18,16 +18,16 @@ pub(super) const DIALECT: FileProfile = FileProfile {
     too_large: "split the fleet over several routers",
 };
 
-/// Like `DIALECT`, for a worker that an operator adds while the router runs.
-pub(super) const ADDITION_DIALECT: FileProfile = FileProfile {
+/// Like `ROUTER_PROFILE`, for a worker that an operator adds while the router runs.
+pub(super) const ADDITION_PROFILE: FileProfile = FileProfile {
     renamed_keys: &[("worker.honours_threshold", "worker.supports_cache_hit_threshold")],
     // The worker is in a request: its sender must not see the router's environment.
     variables: false,
-    ..DIALECT
+    ..ROUTER_PROFILE
 };
 
 /// The hints of the checks of a file of API keys.
-pub(super) const KEYS_DIALECT: FileProfile = FileProfile {
+pub(super) const KEYS_PROFILE: FileProfile = FileProfile {
     renamed_keys: &[],
     variables: false,
     // The empty text is part of each path: a key may stand anywhere in place of its hash.
@@ -102,8 +102,8 @@ mod tests {
 
     use serde_json::{Value, json};
 
-    use super::{DIALECT, RENAMED_KEYS};
-    use crate::{Loaded, Problem, Problems, parse};
+    use super::{RENAMED_KEYS, ROUTER_PROFILE};
+    use crate::{LoadedConfig, Problem, Problems, parse};
 
     /// A value that differs from the default, for each renamed key that is no section.
     fn sample(new: &str) -> Value {
@@ -160,11 +160,11 @@ mod tests {
         format!("{config:#}")
     }
 
-    fn read(text: &str) -> Result<Loaded, Problems> {
+    fn read(text: &str) -> Result<LoadedConfig, Problems> {
         parse("f", text, Path::new(""))
     }
 
-    fn old_names(loaded: &Loaded) -> Vec<&Problem> {
+    fn old_names(loaded: &LoadedConfig) -> Vec<&Problem> {
         let is_one = |warning: &&Problem| warning.message.contains("is now called");
         loaded.warnings.iter().filter(is_one).collect()
     }
@@ -282,7 +282,7 @@ mod tests {
         walk(&schema, &schema, "", &mut |path| secrets.push(path.to_owned()));
         assert!(secrets.len() >= 7, "{secrets:?}");
         for path in &secrets {
-            let is_withheld = DIALECT.secret_keys.iter().any(|key| path.contains(key));
+            let is_withheld = ROUTER_PROFILE.secret_keys.iter().any(|key| path.contains(key));
             assert!(is_withheld, "`{path}` is a secret: add it to `secret_keys`");
         }
     }
