@@ -51,7 +51,7 @@ pub(crate) struct TopArgs {
 /// Runs the view until the person at the keyboard ends it; with `--once`, returns a frame.
 ///
 /// # Errors
-/// The replicas cannot be named, there is no terminal, or with `--once` no replica serves the model.
+/// The replicas cannot be named, there is no terminal, or no replica serves the model.
 pub(crate) async fn run(args: TopArgs) -> Result<Option<Output>, Failure> {
     let replicas = args.admin.replicas().await?;
     let options = Options { sort: args.sort, model: args.model, ..Options::default() };
@@ -83,6 +83,20 @@ fn note(routers: &mut [Router], update: Update) {
     }
 }
 
+/// Checks the chosen model once all routers have said which models they serve.
+///
+/// # Errors
+/// None of them serves it.
+fn check_model(routers: &[Router], options: &Options) -> Result<(), Failure> {
+    match &options.model {
+        Some(model) if routers.iter().all(|router| router.snapshot.is_some()) => {
+            let served = View::new(routers, options).models;
+            known_model(model, served.into_iter().map(str::to_owned))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// One frame as text, when all replicas have answered or failed to.
 ///
 /// # Errors
@@ -104,12 +118,8 @@ async fn once(replicas: &[Replica], options: &Options) -> Result<Output, Failure
             *error = Some(AskError::silent(&router.name));
         }
     }
+    check_model(&routers, options)?;
     let view = View::new(&routers, options);
-    if let Some(model) = &options.model
-        && errors.iter().all(Option::is_none)
-    {
-        known_model(model, view.models.iter().map(|name| (*name).to_owned()))?;
-    }
     let width = match io::stdout().is_terminal() {
         true => terminal::width().unwrap_or(ONCE_COLUMNS),
         false => ONCE_COLUMNS,
@@ -129,6 +139,9 @@ enum TopEvent {
 }
 
 /// Draws frames until the person at the keyboard, or a signal, ends the view.
+///
+/// # Errors
+/// The terminal cannot be used, or no replica serves the model of the command line.
 async fn watch(replicas: &[Replica], mut options: Options) -> Result<(), Failure> {
     let mut routers = unknown(replicas);
     let mut stream = Watch::start(replicas);
@@ -141,6 +154,8 @@ async fn watch(replicas: &[Replica], mut options: Options) -> Result<(), Failure
     let mut keys = Keys::start();
     // What is shown while the view is paused.
     let mut frozen: Option<Vec<Router>> = None;
+    // A model that was found, or chosen by a key, may be removed later.
+    let mut is_checked = false;
     loop {
         let shown = frozen.as_ref().unwrap_or(&routers);
         screen.draw(&View::new(shown, &options), &options, paint)?;
@@ -159,6 +174,7 @@ async fn watch(replicas: &[Replica], mut options: Options) -> Result<(), Failure
                 if action == Action::Redraw {
                     screen.clear()?;
                 }
+                is_checked |= action == Action::Model;
                 let models = View::new(shown, &options).models;
                 options.apply(action, &models);
                 if !options.is_paused {
@@ -172,6 +188,10 @@ async fn watch(replicas: &[Replica], mut options: Options) -> Result<(), Failure
                 // One frame for all that has come.
                 while let Some(update) = stream.try_next() {
                     note(&mut routers, update);
+                }
+                if !is_checked {
+                    check_model(&routers, &options)?;
+                    is_checked = routers.iter().all(|router| router.snapshot.is_some());
                 }
             }
         }

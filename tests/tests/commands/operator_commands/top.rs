@@ -75,6 +75,19 @@ async fn top_restores_the_terminal_after_ctrl_c_and_after_a_signal() {
 }
 
 #[tokio::test]
+async fn top_of_an_unknown_model_ends_with_an_error_that_names_the_known_ones() {
+    let routers = Routers::start(2).await;
+    let arguments = ["top", "--model", "typo", "--admin", &routers.admins()];
+    let mut top = OnTerminal::start(&built("splitrail"), &arguments, &[], SIZE);
+    assert_eq!(top.ended().await.code(), Some(65));
+    top.until_restored().await;
+    eventually("the models are named", async || {
+        top.output().contains("no router serves a model `typo`; there are: sim")
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn top_follows_a_router_again_that_was_gone() {
     let mut routers = Routers::start(2).await;
     let gone = routers.name(1);
