@@ -115,6 +115,10 @@ pub(crate) const HEALTHY: &[(&str, &str)] = &[
 const WITH_GAPS: &str = "1+0x4 0 1+0x4 0 1+0x4 0 1+0x4 0 1+0x4 0 1+0x4 0 1+0x4 0 1+0x4 0 1+0x4 0 \
                          1+0x4 0 1+0x4 0 1+0x4 0 1+0x4 0 1+0x4 0 1+0x4 0";
 
+/// A gauge that changes between 1 and 0 each minute.
+const UP_AND_DOWN: &str = "1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 \
+                           1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0";
+
 /// An event in the 50th minute of a counter.
 const ONCE: &str = "0+0x49 1+0x40";
 
@@ -305,6 +309,8 @@ pub(crate) const CASES: &[Case] = &[
         "SplitrailWorkerDown",
         &[
             ("splitrail_worker_up{model=\"m\",worker=\"p0\",role=\"prefill\"}", "0+0x90"),
+            ("splitrail_worker_parity{model=\"m\",worker=\"p0\",result=\"ok\"}", "0+0x90"),
+            ("splitrail_worker_parity{model=\"m\",worker=\"p0\",result=\"pending\"}", "1+0x90"),
             ("splitrail_worker_kv_routing_enabled{model=\"m\",worker=\"p0\"}", "0+0x90"),
         ],
     ),
@@ -361,6 +367,29 @@ pub(crate) const CASES: &[Case] = &[
         &[
             ("splitrail_worker_parity{model=\"m\",worker=\"p0\",result=\"ok\"}", "0+0x90"),
             ("splitrail_worker_parity{model=\"m\",worker=\"p0\",result=\"mismatch\"}", "1+0x90"),
+            ("splitrail_worker_kv_routing_enabled{model=\"m\",worker=\"p0\"}", "0+0x90"),
+        ],
+    ),
+    case(
+        "SplitrailParityPending",
+        &[
+            ("splitrail_worker_parity{model=\"m\",worker=\"p0\",result=\"ok\"}", "0+0x90"),
+            ("splitrail_worker_parity{model=\"m\",worker=\"p0\",result=\"pending\"}", "1+0x90"),
+            ("splitrail_worker_kv_routing_enabled{model=\"m\",worker=\"p0\"}", "0+0x90"),
+        ],
+    ),
+    // Its URL leads to two engines: each probe seems to find another process.
+    case(
+        "SplitrailParityPending",
+        &[("splitrail_worker_parity{model=\"m\",worker=\"p0\",result=\"pending\"}", UP_AND_DOWN)],
+    ),
+    // The engine ends again and again before its canary does.
+    case(
+        "SplitrailParityPending",
+        &[
+            ("splitrail_worker_up{model=\"m\",worker=\"p0\",role=\"prefill\"}", UP_AND_DOWN),
+            ("splitrail_worker_parity{model=\"m\",worker=\"p0\",result=\"ok\"}", "0+0x90"),
+            ("splitrail_worker_parity{model=\"m\",worker=\"p0\",result=\"pending\"}", "1+0x90"),
             ("splitrail_worker_kv_routing_enabled{model=\"m\",worker=\"p0\"}", "0+0x90"),
         ],
     ),
@@ -451,9 +480,9 @@ pub(crate) const CASES: &[Case] = &[
 pub(crate) const QUIET: &[&[(&str, &str)]] = &[
     // A worker that is not tested yet since it joined or came back.
     &[
-        ("splitrail_worker_parity{model=\"m\",worker=\"p0\",result=\"ok\"}", "0+0x90"),
-        ("splitrail_worker_parity{model=\"m\",worker=\"p0\",result=\"pending\"}", "1+0x90"),
-        ("splitrail_worker_kv_routing_enabled{model=\"m\",worker=\"p0\"}", "0+0x90"),
+        ("splitrail_worker_parity{model=\"m\",worker=\"p0\",result=\"ok\"}", "1+0x48 0+0x40"),
+        ("splitrail_worker_parity{model=\"m\",worker=\"p0\",result=\"pending\"}", "0+0x48 1+0x40"),
+        ("splitrail_worker_kv_routing_enabled{model=\"m\",worker=\"p0\"}", "1+0x48 0+0x40"),
     ],
     // All decode workers were away for half an hour, and came back minutes ago.
     &[

@@ -82,6 +82,17 @@ async fn another_tokenizer_fires_parity_mismatch() {
 }
 
 #[tokio::test]
+async fn a_canary_that_does_not_end_fires_parity_pending() {
+    let watched = Watched::start(Spec::aggregated(2)).await;
+    watched.is_healthy().await;
+    watched.cluster.engine("w1").set_fault(Fault { kind: FaultKind::Hang, times: None });
+    let canary = "canary: { timeout: 10m, interval: 10m }";
+    let yaml = watched.cluster.yaml.replace("canary: { enabled: false }", canary);
+    assert_eq!(watched.cluster.reload(&yaml).await.status, 200);
+    watched.fires(&["SplitrailParityPending"]).await;
+}
+
+#[tokio::test]
 async fn a_refused_reload_fires_reload_refused() {
     let watched = Watched::start(Spec::default()).await;
     watched.is_healthy().await;
