@@ -153,15 +153,20 @@ impl Worker {
 
     /// Whether the engine can take what `source` hands over, as far as both tell how they store KV.
     pub fn can_take_from(&self, source: &Self, connector: Connector) -> bool {
-        let (own, sources) = (self.facts.kv_format(), source.facts.kv_format());
-        match connector {
-            // An engine that pulls splits its own blocks into those of the other engine.
-            Connector::Nixl => own.has_names_of(sources) && own.has_multiple_of_blocks_of(sources),
-            // Storages keep tokens, not blocks.
-            Connector::SharedStorage => own.has_names_of(sources),
-            Connector::NixlPush | Connector::Mooncake | Connector::Sglang | Connector::None => {
-                own.fits(sources)
-            }
+        can_take(self.facts.kv_format(), source.facts.kv_format(), connector)
+    }
+}
+
+/// Whether an engine that stores KV as `own` can take a hand-off of one that stores it as `sources`,
+/// as far as both are known.
+pub fn can_take(own: KvFormat, sources: KvFormat, connector: Connector) -> bool {
+    match connector {
+        // An engine that pulls splits its own blocks into those of the other engine.
+        Connector::Nixl => own.has_names_of(sources) && own.has_multiple_of_blocks_of(sources),
+        // Storages keep tokens, not blocks.
+        Connector::SharedStorage => own.has_names_of(sources),
+        Connector::NixlPush | Connector::Mooncake | Connector::Sglang | Connector::None => {
+            own.fits(sources)
         }
     }
 }

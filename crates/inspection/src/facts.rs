@@ -4,6 +4,8 @@ use std::io;
 
 use splitrail_config::model::{Connector, WorkerConfig};
 use splitrail_engine::vllm::identity::{EventSource, ServedModel};
+use splitrail_fleet::engine_facts::can_take;
+use splitrail_policy::KvFormat;
 use splitrail_prompt::compare::Difference;
 
 use crate::subject::Origin;
@@ -66,6 +68,12 @@ pub struct WorkerFacts {
     pub staged: StagedFact,
     /// The hand-offs in which the worker took part as the decode worker.
     pub fetched: Vec<FetchedFact>,
+    /// The ids of the decode workers of which none can take what this worker hands over; empty if one
+    /// can.
+    pub without_taker: Vec<String>,
+    /// The ids of the prefill workers of which this worker can take none's hand-off; empty if it can
+    /// take one.
+    pub without_source: Vec<String>,
     /// What the worker's shim reports.
     pub shim: ShimFact,
     /// The worker's bootstrap server.
@@ -90,6 +98,8 @@ impl WorkerFacts {
             supports_cache_hit_threshold: None,
             staged: StagedFact::Untested,
             fetched: Vec::new(),
+            without_taker: Vec::new(),
+            without_source: Vec::new(),
             shim: ShimFact::Untested,
             bootstrap: BootstrapFact::Untested,
         }
@@ -101,16 +111,11 @@ impl WorkerFacts {
         self.reach == Reachability::Answers
     }
 
-    /// Whether both engines store KV alike, as far as they tell: in block size, data type and layout.
+    /// Whether a router lets the engine take what `source` hands over: as far as both tell how they
+    /// store KV.
     #[must_use]
-    pub fn stores_kv_as(&self, other: &Self) -> bool {
-        fn fit<T: PartialEq>(own: Option<&T>, other: Option<&T>) -> bool {
-            own.is_none() || other.is_none() || own == other
-        }
-        let (own, other) = (&self.engine, &other.engine);
-        fit(own.block_size.as_ref(), other.block_size.as_ref())
-            && fit(own.kv_dtype.as_ref(), other.kv_dtype.as_ref())
-            && fit(own.kv_layout.as_ref(), other.kv_layout.as_ref())
+    pub fn can_take_from(&self, source: &Self, connector: Connector) -> bool {
+        can_take(self.engine.kv_format(), source.engine.kv_format(), connector)
     }
 
     /// The connector that the engine shows: the one that is expected if a hand-off works, or NIXL if
@@ -187,6 +192,12 @@ impl EngineReport {
     #[must_use]
     pub fn model(&self, name: &str) -> Option<&ServedModel> {
         self.models.iter().find(|model| model.name == name)
+    }
+
+    /// How the engine stores KV.
+    fn kv_format(&self) -> KvFormat {
+        KvFormat::of(self.kv_dtype.as_deref(), self.kv_layout.as_deref())
+            .with_block_size(self.block_size)
     }
 }
 

@@ -80,9 +80,6 @@ fn ask_for_events(facts: &mut WorkerFacts) {
     }
 }
 
-/// Why no hand-off is tried between two engines of which at least one fact differs.
-const STORED_OTHERWISE: &str = "the engines differ in block size, data type or layout of their KV";
-
 /// The inspection of one model.
 struct Inspection<'a> {
     model: &'a Model,
@@ -240,7 +237,8 @@ impl Inspection<'_> {
         staged.filter(|_| facts.config.role != Role::Decode)
     }
 
-    /// Hands over from each prefill worker and to each decode worker at least once.
+    /// Hands over from each prefill worker and to each decode worker at least once, between workers of
+    /// which a router hands over. Notes those that have no partner.
     async fn pairs(
         &self,
         facts: &mut [WorkerFacts],
@@ -255,16 +253,15 @@ impl Inspection<'_> {
                 && (!pushes || facts[*at].staged == StagedFact::Usable)
         };
         let decode: Vec<usize> = (0..facts.len()).filter(serves).collect();
-        let pairs = pairs(&prefill, &decode);
+        let connector = self.model.connector;
+        // An engine may end when it takes blocks of another size.
+        let fits = |from: usize, to: usize| facts[to].can_take_from(&facts[from], connector);
+        let pairs = pairs(&prefill, &decode, fits);
+        note_unpaired(facts, &prefill, &decode, &pairs);
         let fetches = pairs.into_iter().filter_map(|(from, to)| {
             let (source, target) = (subjects[from].as_ref()?, subjects[to].as_ref()?);
             let ready = staged[from].take();
-            // An engine may end when it takes blocks of another size.
-            let is_alike = facts[from].stores_kv_as(&facts[to]);
             Some(async move {
-                if !is_alike {
-                    return (from, to, FetchOutcome::Untested(STORED_OTHERWISE));
-                }
                 let Some(_turn) = self.turn().await else {
                     return (from, to, FetchOutcome::Untested("the time was over"));
                 };
@@ -306,19 +303,54 @@ impl Inspection<'_> {
     }
 }
 
-/// Pairs of a prefill and a decode worker in which each of both occurs, if it has a partner other
-/// than itself.
-fn pairs(prefill: &[usize], decode: &[usize]) -> Vec<(usize, usize)> {
-    if prefill.is_empty() || decode.is_empty() {
-        return Vec::new();
-    }
-    let count = prefill.len().max(decode.len());
-    let pair = |at: usize| {
-        let from = prefill[at % prefill.len()];
-        let others = (0..decode.len()).map(|step| decode[(at + step) % decode.len()]);
-        others.into_iter().find(|to| *to != from).map(|to| (from, to))
+/// Pairs of a prefill and a decode worker in which each of both occurs, if it fits to one other than
+/// itself.
+fn pairs(
+    prefill: &[usize],
+    decode: &[usize],
+    fits: impl Fn(usize, usize) -> bool,
+) -> Vec<(usize, usize)> {
+    let is_pair = |from: usize, to: usize| from != to && fits(from, to);
+    let of_prefill = |(at, from): (usize, &usize)| {
+        let to = from_place(decode, at).find(|to| is_pair(*from, *to))?;
+        Some((*from, to))
     };
-    (0..count).filter_map(pair).collect()
+    let mut pairs: Vec<_> = prefill.iter().enumerate().filter_map(of_prefill).collect();
+    for (at, to) in decode.iter().enumerate() {
+        let is_paired = pairs.iter().any(|(_, other)| other == to);
+        let from = from_place(prefill, at).find(|from| is_pair(*from, *to));
+        pairs.extend(from.filter(|_| !is_paired).map(|from| (from, *to)));
+    }
+    pairs
+}
+
+/// The workers from this place on, and then those before it, so that partners take turns.
+fn from_place(workers: &[usize], place: usize) -> impl Iterator<Item = usize> {
+    let (before, after) = workers.split_at(place % workers.len().max(1));
+    after.iter().chain(before).copied()
+}
+
+/// Notes of each worker that is in no pair with which workers it could have been in one.
+fn note_unpaired(
+    facts: &mut [WorkerFacts],
+    prefill: &[usize],
+    decode: &[usize],
+    pairs: &[(usize, usize)],
+) {
+    let ids: Vec<String> = facts.iter().map(|worker| worker.config.id.clone()).collect();
+    let others = |of: usize, workers: &[usize]| -> Vec<String> {
+        workers.iter().filter(|other| **other != of).map(|other| ids[*other].clone()).collect()
+    };
+    for from in prefill {
+        if pairs.iter().all(|(paired, _)| paired != from) {
+            facts[*from].without_taker = others(*from, decode);
+        }
+    }
+    for to in decode {
+        if pairs.iter().all(|(_, paired)| paired != to) {
+            facts[*to].without_source = others(*to, prefill);
+        }
+    }
 }
 
 /// Whether it matters if the engine supports `cache_hit_threshold`.
@@ -346,7 +378,22 @@ mod tests {
             (&[], &[1], &[]),
             (&[0], &[], &[]),
         ] {
-            assert_eq!(pairs(prefill, decode), expected);
+            assert_eq!(pairs(prefill, decode, |_, _| true), expected);
+        }
+    }
+
+    #[test]
+    fn workers_are_paired_with_others_that_they_fit_to() {
+        // Even and odd workers do not fit to each other.
+        let fits = |from: usize, to: usize| from % 2 == to % 2;
+        for (prefill, decode, expected) in [
+            (&[0, 1][..], &[3, 2][..], &[(0, 2), (1, 3)][..]),
+            (&[0, 1], &[3, 5, 2], &[(0, 2), (1, 5), (1, 3)]),
+            (&[0, 1, 2], &[4], &[(0, 4), (2, 4)]),
+            (&[0, 1], &[0, 1], &[]),
+            (&[1], &[2, 3, 4], &[(1, 3)]),
+        ] {
+            assert_eq!(pairs(prefill, decode, fits), expected);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use splitrail_config::model::{Connector, GateKind, Role};
 
-use super::list::{Findings, hands_over, is_gated, needs_events, router_gates};
+use super::list::{Findings, hands_over, is_gated, named, needs_events, router_gates};
 use crate::facts::{FetchOutcome, StagedFact, TrialFact, WorkerFacts};
 use crate::finding::FindingKind;
 
@@ -30,6 +30,7 @@ pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
             }
         }
     }
+    unpaired(found, worker);
     let model = found.model;
     let no_connector = model.connector == Connector::None || !hands_over(model);
     if no_connector && worker.engine.has_nixl == Some(true) {
@@ -37,6 +38,21 @@ pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
         found.add(FindingKind::ConnectorUnused, what.to_owned());
     }
     gate(found, worker);
+}
+
+/// Whether a router would ever hand over from the worker, and to it.
+fn unpaired(found: &mut Findings<'_>, worker: &WorkerFacts) {
+    let why = "the engines differ in block size, data type or layout of their KV";
+    if !worker.without_taker.is_empty() {
+        let decode = named(&worker.without_taker);
+        let what = format!("the worker can hand over to no decode worker ({decode}): {why}");
+        found.add(FindingKind::HandOffUntested, what);
+    }
+    if !worker.without_source.is_empty() {
+        let prefill = named(&worker.without_source);
+        let what = format!("no prefill worker ({prefill}) can hand over to the worker: {why}");
+        found.add(FindingKind::HandOffUntested, what);
+    }
 }
 
 fn staged(found: &mut Findings<'_>, worker: &WorkerFacts) {

@@ -5,6 +5,9 @@ use splitrail_config::model::{Flow, GateKind, Model, RequestFlow, Role};
 use crate::facts::WorkerFacts;
 use crate::finding::{Finding, FindingKind};
 
+/// Maximum number of workers that a finding lists by their ids.
+const IDS_MAX: usize = 4;
+
 /// The findings so far.
 pub(super) struct Findings<'a> {
     pub(super) model: &'a Model,
@@ -35,6 +38,16 @@ impl<'a> Findings<'a> {
         if let Some(finding) = self.list.pop() {
             self.list.push(finding.with_remedy(remedy));
         }
+    }
+}
+
+/// The ids of workers: all of a few, otherwise the first ones and how many more there are.
+pub(super) fn named(ids: &[String]) -> String {
+    let more = ids.len().saturating_sub(IDS_MAX);
+    let first = ids[..ids.len() - more].join(", ");
+    match more {
+        0 => first,
+        more => format!("{first} and {more} more"),
     }
 }
 

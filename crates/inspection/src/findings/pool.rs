@@ -5,12 +5,9 @@ use std::fmt::Display;
 
 use splitrail_config::model::Connector;
 
-use super::list::{Findings, hands_over};
+use super::list::{Findings, hands_over, named};
 use crate::facts::WorkerFacts;
 use crate::finding::FindingKind;
-
-/// Maximum number of workers that a finding lists for one value.
-const IDS_MAX: usize = 4;
 
 pub(super) fn check(found: &mut Findings<'_>, workers: &[WorkerFacts]) {
     let reached: Vec<&WorkerFacts> = workers.iter().filter(|worker| worker.is_reached()).collect();
@@ -59,13 +56,6 @@ fn by_value<T: Ord>(
 
 /// `32 (p0, p1), 16 (d0)`.
 fn listed<T: Display>(values: &BTreeMap<T, Vec<String>>) -> String {
-    let value = |(value, ids): (&T, &Vec<String>)| {
-        let more = ids.len().saturating_sub(IDS_MAX);
-        let ids = ids[..ids.len() - more].join(", ");
-        match more {
-            0 => format!("{value} ({ids})"),
-            more => format!("{value} ({ids} and {more} more)"),
-        }
-    };
+    let value = |(value, ids): (&T, &Vec<String>)| format!("{value} ({})", named(ids));
     values.iter().map(value).collect::<Vec<_>>().join(", ")
 }

@@ -323,6 +323,16 @@ fn hand_off_cases() -> Vec<Case> {
         Case::decode(FindingKind::HandOffUntested, "the time was over", |w| {
             w.fetched[0].outcome = FetchOutcome::Untested("the time was over");
         }),
+        Case::decode(FindingKind::HandOffUntested, "no prefill worker (p0, p1)", |w| {
+            w.without_source = vec!["p0".into(), "p1".into()];
+        }),
+        Case::prefill(
+            FindingKind::HandOffUntested,
+            "no decode worker (a, b, c, d and 1 more)",
+            |w| {
+                w.without_taker = ["a", "b", "c", "d", "e"].map(String::from).to_vec();
+            },
+        ),
         Case::decode(FindingKind::ConnectorUnused, "connector: nixl", |_| {})
             .but_prefill(|w| w.engine.has_nixl = Some(false))
             .with(json!({"flow": "aggregated", "connector": "none"})),

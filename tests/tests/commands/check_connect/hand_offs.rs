@@ -1,6 +1,7 @@
 //! Hand-offs between engines: whether each prefill and each decode worker takes part, and what is said
 //! if one cannot.
 
+use serde_json::json;
 use splitrail_sim::{Fault, FaultKind, KvConnector, Role, SimConfig, SimEngine};
 use splitrail_tests::cluster::eventually;
 
@@ -70,6 +71,34 @@ async fn one_prefill_worker_hands_over_to_all_decode_workers() {
     assert_eq!((result.code, result.kinds()), (Some(0), vec![]), "{:#}", result.json);
     for id in ["d0", "d1"] {
         assert_eq!(result.facts(id)["hand_offs"][0]["works"], true);
+    }
+}
+
+#[tokio::test]
+async fn hand_offs_are_tried_between_workers_that_store_kv_alike() {
+    let mut engines = Vec::new();
+    let stored =
+        |dtype: &str, config: SimConfig| SimConfig { kv_dtype: dtype.to_owned(), ..config };
+    for (id, dtype, config) in [
+        ("p0", "auto", prefill()),
+        ("p1", "fp8", prefill()),
+        ("p2", "fp8_e5m2", prefill()),
+        ("d0", "fp8", decode()),
+        ("d1", "auto", decode()),
+        ("d2", "auto", decode()),
+    ] {
+        engines.push((id, SimEngine::start(stored(dtype, config)).await.unwrap()));
+    }
+    let role = |id: &str| if id.starts_with('p') { "prefill" } else { "decode" };
+    let workers: Vec<String> =
+        engines.iter().map(|(id, engine)| worker(id, role(id), engine)).collect();
+    let result = checked(&config("block_size: 16", &workers)).await;
+    let kinds = [(Some("p2"), "hand_off_untested"), (None, "kv_formats_differ")];
+    assert_eq!(result.kinds(), kinds, "{:#}", result.json);
+    assert!(result.words("hand_off_untested").contains("no decode worker (d0, d1, d2)"));
+    for (id, from) in [("d0", "p1"), ("d1", "p0"), ("d2", "p0")] {
+        let tried = json!([{ "from": from, "works": true }]);
+        assert_eq!(result.facts(id)["hand_offs"], tried, "{:#}", result.json);
     }
 }
 
