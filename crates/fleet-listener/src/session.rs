@@ -427,6 +427,7 @@ impl Session {
         if capabilities.publishes_kv_events == Some(false) {
             worker.set_synced();
         }
+        worker.shim_report.set_uses_broker(self.plane.is_some());
         worker.shim_report.set_capabilities(capabilities);
         Ok(())
     }

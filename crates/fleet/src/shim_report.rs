@@ -6,6 +6,7 @@
 //! part follows the bookings, and the part of other routers stays as reported.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
@@ -13,11 +14,38 @@ use splitrail_proto::v1;
 
 use splitrail_workload::booking::BookedSums;
 
+/// How a worker's KV events reach the router.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventOrigin {
+    /// The engine publishes them, and the router follows it.
+    Engine,
+    /// The worker's shim reports them over its own stream.
+    Shim,
+    /// The worker's shim reports them over the broker.
+    Broker,
+}
+
+impl EventOrigin {
+    /// All origins.
+    pub const ALL: [Self; 3] = [Self::Engine, Self::Shim, Self::Broker];
+
+    /// The label in metrics and in `/admin/workers`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Engine => "engine",
+            Self::Shim => "shim",
+            Self::Broker => "broker",
+        }
+    }
+}
+
 /// The latest reports of a worker's shim; empty for a worker without a shim.
 #[derive(Debug, Default)]
 pub struct ShimReport {
     capabilities: ArcSwapOption<v1::Capabilities>,
     load: ArcSwapOption<ShimLoad>,
+    /// Whether the shim reports over the broker, instead of over its own stream.
+    uses_broker: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -90,6 +118,20 @@ impl ShimReport {
     /// Records the engine's capabilities.
     pub fn set_capabilities(&self, capabilities: v1::Capabilities) {
         self.capabilities.store(Some(Arc::new(capabilities)));
+    }
+
+    /// Records whether the shim reports over the broker, instead of over its own stream.
+    pub fn set_uses_broker(&self, uses_broker: bool) {
+        self.uses_broker.store(uses_broker, Relaxed);
+    }
+
+    /// How the KV events that a shim reports reach the router; `None` without a shim.
+    pub fn event_origin(&self) -> Option<EventOrigin> {
+        let has_shim = self.capabilities.load().is_some();
+        has_shim.then(|| match self.uses_broker.load(Relaxed) {
+            true => EventOrigin::Broker,
+            false => EventOrigin::Shim,
+        })
     }
 
     /// Whether a shim reports the engine's KV blocks.

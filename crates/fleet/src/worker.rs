@@ -27,7 +27,7 @@ use super::quarantine::DrainCauses;
 use super::ranks::Ranks;
 use super::read_back::ReadBackSupport;
 use super::resync::Resync;
-use super::shim_report::ShimReport;
+use super::shim_report::{EventOrigin, ShimReport};
 use super::state::{Event, WorkerState};
 use super::usage_stats::UsageStats;
 use splitrail_api::error::{Error, ErrorKind, Fault};
@@ -371,6 +371,11 @@ impl Worker {
     /// Whether the worker or its shim reports KV blocks.
     pub fn tells_blocks(&self) -> bool {
         self.facts.publishes() == Some(true) || self.shim_report.publishes()
+    }
+
+    /// How the worker's KV events reach the router; `None` if nobody reports its KV blocks.
+    pub fn event_origin(&self) -> Option<EventOrigin> {
+        self.tells_blocks().then(|| self.shim_report.event_origin().unwrap_or(EventOrigin::Engine))
     }
 
     /// Records that the first synchronisation of the index is over.

@@ -312,9 +312,10 @@ metrics! {
     /// Attach calls of shims, by result: attached, resumed (with the earlier index), or the reason
     /// of the refusal.
     attach_calls: IntCounterVec("attach_calls_total"; "result" in ATTACH);
-    /// Whether the worker's KV events arrive: 0 or 1. While 0, its overlap is not used. Absent for
-    /// workers that report no blocks.
-    index_events_current: IntGaugeVec("index_events_current"; "model", "worker");
+    /// Whether the worker's KV events arrive: 0 or 1. While 0, its overlap is not used. The origin says
+    /// who reports them: the engine, its shim over a stream of its own, or its shim over the broker.
+    /// Absent for workers that report no blocks.
+    index_events_current: IntGaugeVec("index_events_current"; "model", "worker", "origin" in EVENT_ORIGINS);
     /// Whether the index lacks blocks of the worker because of
     /// `limits.index_blocks_per_worker_max`: 0 or 1. The worker's part is rebuilt once all blocks
     /// may fit. Absent for workers that report no blocks.

@@ -20,6 +20,7 @@ use splitrail_fleet::Served;
 use splitrail_fleet::Worker;
 use splitrail_fleet::load_report::LOAD_STALE;
 use splitrail_fleet::parity::Parity;
+use splitrail_fleet::shim_report::EventOrigin;
 use splitrail_fleet::state::WorkerState;
 use splitrail_policy::Leg;
 use splitrail_policy::loss::Loss;
@@ -290,8 +291,11 @@ fn observe_index(core: &Core, served: &Served, worker: &Worker) {
         metrics.worker_parity.with_label_values(&labels).set((result == parity).into());
     }
     let tells = worker.tells_blocks();
-    let current = tells.then(|| worker.events_are_current().into());
-    show(&metrics.index_events_current, &labels, current);
+    let origin = worker.event_origin();
+    for each in EventOrigin::ALL {
+        let current = (origin == Some(each)).then(|| worker.events_are_current().into());
+        show(&metrics.index_events_current, &[labels[0], labels[1], each.name()], current);
+    }
     let truncated = tells.then(|| worker.index_is_truncated().into());
     show(&metrics.index_truncated, &labels, truncated);
     let [model, worker_id] = labels;

@@ -14,6 +14,7 @@ use splitrail_fleet::Served;
 use splitrail_fleet::Worker;
 use splitrail_fleet::parity::Cause;
 use splitrail_fleet::ranks::{Rank, rank_key};
+use splitrail_fleet::shim_report::EventOrigin;
 use splitrail_policy::Leg;
 use splitrail_workload::endpoint_support::TOKENIZER;
 
@@ -61,6 +62,7 @@ pub(super) fn view(admin: &Admin, served: &Served, worker: &Worker) -> Value {
         "quarantined": worker.is_quarantined(),
         "kv_events": worker.facts.publisher(),
         "index_synced": worker.is_synced(),
+        "events_origin": worker.event_origin().map(EventOrigin::name),
         "events_current": worker.events_are_current(),
         "events_cut_off": worker.tells_blocks() && !worker.events_are_current(),
         "index_truncated": worker.index_is_truncated(),

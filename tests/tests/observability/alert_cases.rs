@@ -59,6 +59,7 @@ pub(crate) const HEALTHY: &[(&str, &str)] = &[
     ("splitrail_worker_up{model=\"m\",worker=\"d1\",role=\"decode\"}", "1+0x90"),
     ("splitrail_worker_up{model=\"n\",worker=\"w0\",role=\"both\"}", "1+0x90"),
     ("splitrail_worker_up{instance=\"r1\",model=\"n\",worker=\"w1\",role=\"both\"}", "1+0x90"),
+    ("splitrail_worker_up{instance=\"r1\",model=\"n\",worker=\"w2\",role=\"both\"}", "1+0x90"),
     ("splitrail_worker_state{model=\"m\",worker=\"p0\",state=\"ejected\"}", "0+0x90"),
     ("splitrail_worker_state{model=\"m\",worker=\"p0\",state=\"draining\"}", "0+0x90"),
     (
@@ -85,8 +86,15 @@ pub(crate) const HEALTHY: &[(&str, &str)] = &[
     ("splitrail_worker_parity{model=\"m\",worker=\"p0\",result=\"mismatch\"}", "0+0x90"),
     ("splitrail_worker_parity{model=\"m\",worker=\"p0\",result=\"pending\"}", "0+0x90"),
     ("splitrail_prompt_length_mismatches_total{model=\"m\"}", "2+0x90"),
-    ("splitrail_index_events_current{model=\"m\",worker=\"p0\"}", "1+0x90"),
-    ("splitrail_index_events_current{instance=\"r1\",model=\"n\",worker=\"w1\"}", "1+0x90"),
+    ("splitrail_index_events_current{model=\"m\",worker=\"p0\",origin=\"engine\"}", "1+0x90"),
+    (
+        "splitrail_index_events_current{instance=\"r1\",model=\"n\",worker=\"w1\",origin=\"broker\"}",
+        "1+0x90",
+    ),
+    (
+        "splitrail_index_events_current{instance=\"r1\",model=\"n\",worker=\"w2\",origin=\"engine\"}",
+        "1+0x90",
+    ),
     ("splitrail_index_event_lag_seconds_bucket{model=\"m\",worker=\"p0\",le=\"1.0\"}", "0+60x90"),
     ("splitrail_index_event_lag_seconds_bucket{model=\"m\",worker=\"p0\",le=\"10.0\"}", "0+60x90"),
     ("splitrail_index_event_lag_seconds_bucket{model=\"m\",worker=\"p0\",le=\"+Inf\"}", "0+60x90"),
@@ -418,7 +426,18 @@ pub(crate) const CASES: &[Case] = &[
     ),
     case(
         "SplitrailIndexEventsCutOff",
-        &[("splitrail_index_events_current{model=\"m\",worker=\"p0\"}", "0+0x90")],
+        &[(
+            "splitrail_index_events_current{model=\"m\",worker=\"p0\",origin=\"engine\"}",
+            "0+0x90",
+        )],
+    ),
+    // The broker is connected, and the shim does not report.
+    case(
+        "SplitrailIndexEventsCutOff",
+        &[(
+            "splitrail_index_events_current{instance=\"r1\",model=\"n\",worker=\"w1\",origin=\"broker\"}",
+            "0+0x90",
+        )],
     ),
     case(
         "SplitrailIndexStale",
@@ -462,12 +481,27 @@ pub(crate) const CASES: &[Case] = &[
         "SplitrailBrokerDisconnected",
         &[("splitrail_broker_connected{instance=\"r1\"}", "0+0x90")],
     ),
-    // The events of all workers come through it.
+    // The engine of a worker whose events do not come through the broker is cut off as well.
+    Case {
+        alert: "SplitrailBrokerDisconnected",
+        also: &["SplitrailIndexEventsCutOff"],
+        changes: &[
+            ("splitrail_broker_connected{instance=\"r1\"}", "0+0x90"),
+            (
+                "splitrail_index_events_current{instance=\"r1\",model=\"n\",worker=\"w2\",origin=\"engine\"}",
+                "0+0x90",
+            ),
+        ],
+    },
+    // The events of a worker come through it.
     case(
         "SplitrailBrokerDisconnected",
         &[
             ("splitrail_broker_connected{instance=\"r1\"}", "0+0x90"),
-            ("splitrail_index_events_current{instance=\"r1\",model=\"n\",worker=\"w1\"}", "0+0x90"),
+            (
+                "splitrail_index_events_current{instance=\"r1\",model=\"n\",worker=\"w1\",origin=\"broker\"}",
+                "0+0x90",
+            ),
         ],
     ),
     case(

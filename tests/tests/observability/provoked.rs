@@ -314,6 +314,21 @@ async fn a_broker_that_is_gone_fires_broker_disconnected() {
     watched.fires(&["SplitrailBrokerDisconnected"]).await;
 }
 
+/// The router follows the events of this engine itself.
+#[cfg(feature = "nats")]
+#[tokio::test]
+async fn a_broker_that_is_gone_hides_no_engine_whose_events_are_cut_off() {
+    let mut broker = splitrail_tests::broker::NatsServer::start().await;
+    let top = format!("events: {{ kind: nats, servers: [\"{}\"] }}", broker.url());
+    let watched = Watched::start(Spec { top, ..Spec::default() }).await;
+    watched.is_healthy().await;
+    let events = watched.cluster.engine("p1").kv_events_endpoint().unwrap();
+    let yaml = watched.cluster.yaml.replace(&events.to_string(), "tcp://127.0.0.1:1");
+    assert_eq!(watched.cluster.reload(&yaml).await.status, 200);
+    broker.kill();
+    watched.fires(&["SplitrailBrokerDisconnected", "SplitrailIndexEventsCutOff"]).await;
+}
+
 /// Each alert is expected by a test in which a router has its fault.
 #[test]
 fn each_alert_is_provoked() {

@@ -246,6 +246,8 @@ pub(crate) const ATTACH: &[&str] = &[
     "unavailable",
     "failed",
 ];
+/// How KV events reach the router.
+pub(crate) const EVENT_ORIGINS: &[&str] = &["engine", "shim", "broker"];
 /// The parts of the speculative index.
 pub(crate) const SPECULATIVE: &[&str] = &["speculative", "approximate"];
 /// Why a worker's part of the index is rebuilt.

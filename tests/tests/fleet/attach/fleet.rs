@@ -64,6 +64,7 @@ async fn an_attached_worker_serves_and_what_it_can_do_is_shown() {
     assert_eq!(shown["capabilities"]["kv_blocks"], 77);
     assert_eq!(shown["capabilities"]["engine"], "vllm");
     assert_eq!(shown["context_tokens"], 4096);
+    assert_eq!(shown["events_origin"], "shim");
     assert_eq!(shown["supports_cache_hit_threshold"], true);
 }
 

@@ -2,7 +2,7 @@
 
 use splitrail_event_plane::{async_nats::jetstream, names};
 use splitrail_tests::Client;
-use splitrail_tests::cluster::eventually;
+use splitrail_tests::cluster::{eventually, metric_in};
 use splitrail_tests::process_cluster::{ProcessCluster, ProcessKind};
 
 use super::support::{metric, plan, some_traffic, stranger};
@@ -49,6 +49,35 @@ async fn the_pending_messages_of_a_broker_that_is_away_are_not_shown() {
     eventually("the stream is not followed", async || !are_shown().await).await;
     stand.run(broker).await;
     eventually("the stream is followed again", are_shown).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn workers_are_shown_behind_the_broker_also_while_it_is_away() {
+    let mut stand = ProcessCluster::start(plan()).await;
+    let router = stand.place(ProcessKind::Router, "r0");
+    let admin = Client::new(stand.posts[router].admin);
+    let through_broker = async |cut_off: bool| {
+        let shown = admin.get("/admin/workers").await.json();
+        let is_it = |worker: &serde_json::Value| {
+            worker["events_origin"] == "broker" && worker["events_cut_off"] == cut_off
+        };
+        let workers = shown["workers"].as_array().unwrap();
+        workers.len() == 2 && workers.iter().all(is_it)
+    };
+    let current = async |labels: &[(&str, &str)]| {
+        let text = admin.get("/metrics").await.text();
+        metric_in(&text, "splitrail_index_events_current", labels)
+    };
+    let origin = [("origin", "broker")];
+    eventually("the events of both come through the broker", async || {
+        through_broker(false).await && current(&origin).await == 2.0 && current(&[]).await == 2.0
+    })
+    .await;
+    stand.kill(stand.place(ProcessKind::Broker, "nats"));
+    eventually("they are cut off", async || {
+        through_broker(true).await && current(&origin).await == 0.0
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
