@@ -82,7 +82,14 @@ pub(crate) fn of_replica(snapshot: &ReplicaState) -> Vec<Attention> {
     }
     found.extend(files_and_connections(snapshot));
     found.extend(sheds(&snapshot.shed));
-    found.extend(snapshot.workers.iter().flat_map(of_worker));
+    // A broker that is away is told once, and not of each worker behind it.
+    let is_told = |worker: &WorkerSnapshot, one: &Attention| {
+        let is_cut_off = one.kind == AttentionKind::EventsCutOff;
+        is_cut_off && snapshot.broker_disconnected && worker.is_behind_broker()
+    };
+    for worker in &snapshot.workers {
+        found.extend(of_worker(worker).into_iter().filter(|one| !is_told(worker, one)));
+    }
     found
 }
 
@@ -107,7 +114,15 @@ fn files_and_connections(snapshot: &ReplicaState) -> Vec<Attention> {
         found.push(Attention::new(Kind::IssuerWithoutKeys, message).advise(advice));
     }
     if snapshot.broker_disconnected {
-        let message = "events: the broker is not connected; what it carries is not up to date";
+        let behind = snapshot.workers.iter().filter(|worker| worker.is_behind_broker()).count();
+        let of_workers = match behind {
+            0 => String::new(),
+            1 => " of 1 worker".to_owned(),
+            workers => format!(" of {workers} workers"),
+        };
+        let message = format!(
+            "events: the broker is not connected; what it carries{of_workers} is not up to date"
+        );
         let advice = "the router's log has the cause: check `events.servers` and `events.login`";
         found.push(Attention::new(Kind::BrokerDisconnected, message).advise(advice));
     }

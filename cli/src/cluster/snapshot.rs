@@ -87,6 +87,8 @@ pub(crate) struct WorkerSnapshot {
     pub(crate) engine_waiting: Option<u64>,
     /// The share of the engine's KV blocks that is in use.
     pub(crate) engine_kv_used_ratio: Option<f64>,
+    /// How its KV events reach the router; `None` if nobody reports its blocks.
+    pub(crate) events_origin: Option<String>,
     /// Whether the worker has KV events and they do not arrive.
     pub(crate) events_cut_off: bool,
     /// How far the worker is prewarmed; `None` if it was not.
@@ -109,5 +111,10 @@ impl WorkerSnapshot {
     /// Whether this is the worker of a model.
     pub(crate) fn is(&self, model: &str, id: &str) -> bool {
         self.model == model && self.id == id
+    }
+
+    /// Whether its KV events come through the broker.
+    pub(crate) fn is_behind_broker(&self) -> bool {
+        self.events_origin.as_deref() == Some("broker")
     }
 }
