@@ -144,7 +144,10 @@ fn a_source_has_the_roles_that_it_may_find() {
     let sglang = paired(&format!("[{{ {DNS} }}]"), "    on_no_prefill: fail\n    block_size: 1\n")
         .replace("nixl", "sglang");
     let (_, _, told) = only_problem(&sglang);
-    assert!(told.contains("discovery[0].role: both` is not possible with `connector: sglang`"), "{told}");
+    assert!(
+        told.contains("discovery[0].role: both` is not possible with `connector: sglang`"),
+        "{told}"
+    );
 }
 
 #[test]

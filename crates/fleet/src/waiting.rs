@@ -225,7 +225,8 @@ impl WaitingQueues {
         };
         let line = self.line(leg);
         let mut queue = lock(line);
-        let joined = queue.queue.push(item, ns_since(self.epoch, now), &mut FleetView::new(pool, now));
+        let joined =
+            queue.queue.push(item, ns_since(self.epoch, now), &mut FleetView::new(pool, now));
         let ticket = joined.map_err(|refused: RefusedItem<_>| NoRoom {
             reason: refused.predicted_ttft_ms.map_or(NoRoomReason::Full, NoRoomReason::Late),
             retry_after_seconds: refused.retry_after_seconds(),
