@@ -141,6 +141,10 @@ impl Account {
 
     /// Records that the reply is complete. Its figures are counted when the whole request ends.
     pub(super) fn finish(&mut self) {
+        // A message may end without usage. The number of its generated tokens is not known then.
+        if !self.settled && self.message_start.is_some() {
+            self.settle("{}", None, false);
+        }
         self.leg.end(Instant::now(), "ok");
         self.worker.record(Leg::Decode, None);
         if let Some(leg) = self.decision.reply_completed() {
@@ -207,21 +211,13 @@ pub(super) fn read_usage(
         Ok(usage) => Some(usage),
         Err(error) => {
             if log.may_log() {
-                match error {
-                    UsageError::CachedExceedsPrompt { .. } => tracing::warn!(
-                        model,
-                        worker,
-                        "an engine reports more cached tokens than the prompt has \
-                         (said at most twice a minute)"
-                    ),
-                    error => tracing::warn!(
-                        model,
-                        worker,
-                        %error,
-                        "a part of an engine's usage counts as not reported \
-                         (said at most twice a minute)"
-                    ),
-                }
+                let what = match error {
+                    UsageError::CachedExceedsPrompt { .. } => {
+                        "an engine reports more cached tokens than the prompt has"
+                    }
+                    _ => "a part of an engine's usage counts as not reported",
+                };
+                tracing::warn!(model, worker, %error, "{what} (said at most twice a minute)");
             }
             EngineUsage::readable(dialect, raw)
         }

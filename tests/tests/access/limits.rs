@@ -183,21 +183,23 @@ async fn what_an_engine_claims_costs_no_more_than_the_request_can_have() {
 }
 
 #[tokio::test]
-async fn a_request_of_which_the_engine_reports_nothing_costs_what_it_had_reserved() {
-    let mut keys = Keys::empty();
-    let acme = keys.tenant("acme");
-    let (cluster, _engine) = with_reply(&keys, 5000, &reply_with(&Value::Null)).await;
-    let authorization = bearer(&acme);
-    let headers = [("authorization", authorization.as_str())];
-    let left = async || {
-        let reply = cluster.http.get_with("/v1/models", &headers).await;
-        number(&reply, "x-ratelimit-remaining-tokens")
-    };
-    let mut body = completion("a b c");
-    body["max_tokens"] = json!(500);
-    let before = left().await;
-    assert_eq!(complete(&cluster.http, &acme, &body).await.status, 200);
-    assert!((501..600).contains(&(before - left().await)), "{before} {}", left().await);
+async fn a_request_of_which_the_engine_does_not_report_all_tokens_costs_what_it_had_reserved() {
+    for usage in [Value::Null, json!({"prompt_tokens": 2})] {
+        let mut keys = Keys::empty();
+        let acme = keys.tenant("acme");
+        let (cluster, _engine) = with_reply(&keys, 5000, &reply_with(&usage)).await;
+        let authorization = bearer(&acme);
+        let headers = [("authorization", authorization.as_str())];
+        let left = async || {
+            let reply = cluster.http.get_with("/v1/models", &headers).await;
+            number(&reply, "x-ratelimit-remaining-tokens")
+        };
+        let mut body = completion("a b c");
+        body["max_tokens"] = json!(500);
+        let before = left().await;
+        assert_eq!(complete(&cluster.http, &acme, &body).await.status, 200);
+        assert!((501..600).contains(&(before - left().await)), "{before} {}", left().await);
+    }
 }
 
 #[tokio::test]

@@ -268,20 +268,25 @@ async fn usage_on_the_last_part_of_a_stream_is_booked_and_told_at_the_end() {
 }
 
 #[tokio::test]
-async fn a_message_whose_prompt_is_counted_at_its_start_only_is_billed_whole() {
+async fn a_message_whose_prompt_is_counted_at_its_start_only_is_billed_with_these_figures() {
     let named =
         |event: Value| format!("event: {}\ndata: {event}\n\n", event["type"].as_str().unwrap());
-    for (usage, told) in [
+    // The usage at the end, what the client is told there, and the tokens that are billed: those of
+    // the prompt, those that were cached, and the generated ones.
+    for (usage, told, billed) in [
         (
             json!({"output_tokens": 4}),
             json!({"input_tokens": 20, "cache_read_input_tokens": 32, "output_tokens": 4}),
+            json!([52, 32, 4]),
         ),
         (
             json!({"input_tokens": 52, "output_tokens": 4}),
             json!({"input_tokens": 52, "output_tokens": 4}),
+            json!([52, 0, 4]),
         ),
+        // The figure of generated tokens at the start is none of the whole message.
+        (Value::Null, Value::Null, json!([52, 32, null])),
     ] {
-        let cached = if told["cache_read_input_tokens"].is_null() { 0 } else { 32 };
         let engine = RawEngine::start(move |_| {
             let start = json!({
                 "id": "m", "type": "message", "role": "assistant", "content": [],
@@ -310,11 +315,8 @@ async fn a_message_whose_prompt_is_counted_at_its_start_only_is_billed_whole() {
         let delta = chunks.iter().find(|chunk| chunk["type"] == "message_delta").unwrap();
         assert_eq!(delta["usage"], told);
         let line = line(&cluster).await;
-        assert_eq!(
-            (&line["prompt_tokens"], &line["completion_tokens"], &line["cached_tokens"]),
-            (&json!(52), &json!(4), &json!(cached)),
-            "{line}"
-        );
+        let figures = ["prompt_tokens", "cached_tokens", "completion_tokens"];
+        assert_eq!(json!(figures.map(|figure| &line[figure])), billed, "{line}");
     }
 }
 
