@@ -1,18 +1,32 @@
 //! `tokenizer: engine`: the router has no tokenizer files and asks the engines for the tokens of
 //! prompts.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
-use splitrail_sim::RecordedRequest;
-use splitrail_tests::cluster::eventually;
-use splitrail_tests::scripted_server::ScriptedReply;
+use splitrail_sim::{RecordedRequest, write_tokenizer};
+use splitrail_tests::binary::RouterProcess;
+use splitrail_tests::cluster::{eventually, metric_in};
+use splitrail_tests::proc::processor_time;
+use splitrail_tests::raw::request;
+use splitrail_tests::scripted_server::{ReceivedRequest, ScriptedReply, ScriptedServer};
 use splitrail_tests::solo::{Solo, whole_reply};
 use splitrail_tests::trial::{CHAT, COMPLETIONS, chat, completion, prompt};
-use splitrail_tests::{Cluster, Spec};
+use splitrail_tests::{Client, Cluster, Spec};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
 
 const TOKENIZE: &str = "/tokenize";
 const MESSAGES: &str = "/v1/messages";
 const FROM_ENGINES: &str = "splitrail_engine_tokenized_prompts_total";
 const UNKNOWN: &str = "splitrail_untokenized_prompts_total";
+
+/// The label of prompts whose tokens came too late.
+const LATE: [(&str, &str); 1] = [("reason", "the_tokens_of_the_engine_came_too_late")];
+
+/// A chat template that takes hours for a long chat.
+const ENDLESS: &str = "{% for n in messages %}{% set ns = namespace(s='') %}{% for m in messages %}\
+    {% set ns.s = ns.s + m['content'] %}{% endfor %}{% endfor %}x";
 
 /// A cluster whose router has no tokenizer and is patient with those of the engines, with further
 /// keys of `tokenizer`.
@@ -146,14 +160,20 @@ async fn a_prompt_that_the_endpoint_cannot_express_is_not_asked_about() {
 async fn an_engine_that_gives_no_tokens_in_time_is_waited_for_no_longer() {
     let model = "    tokenizer: { kind: engine, timeout: 50ms, in_flight_max: 1 }\n";
     let solo = Solo::start_with("{}", model, |heard| match heard.target.as_str() {
+        // The head of the reply comes at once, and the rest never.
+        TOKENIZE if heard.text().contains("halfway") => {
+            let first = b"HTTP/1.1 200 OK\r\ncontent-length: 14\r\n\r\n{".to_vec();
+            ScriptedReply::Held { first, last: Vec::new() }
+        }
         TOKENIZE => ScriptedReply::Held { first: Vec::new(), last: Vec::new() },
         _ => whole_reply(),
     })
     .await;
-    let reply = solo.http.post(COMPLETIONS, &completion("late")).await;
-    assert_eq!(reply.status, 200, "{}", reply.text());
-    let late = [("reason", "the_tokens_of_the_engine_came_too_late")];
-    assert_eq!(solo.metric(UNKNOWN, &late).await, 1.0);
+    for (prompt, count) in [("late", 1.0), ("halfway", 2.0)] {
+        let reply = solo.http.post(COMPLETIONS, &completion(prompt)).await;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        assert_eq!(solo.metric(UNKNOWN, &LATE).await, count, "{prompt}");
+    }
     // Prompts beyond the bound do not wait at all.
     let body = json!({"model": "sim", "max_tokens": 2, "prompt": ["a", "b", "c"]});
     let reply = solo.http.post(COMPLETIONS, &body).await;
@@ -163,4 +183,68 @@ async fn an_engine_that_gives_no_tokens_in_time_is_waited_for_no_longer() {
         solo.metric(UNKNOWN, &busy).await == 2.0
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_that_no_core_is_free_to_read_are_waited_for_no_longer_than_others() {
+    // A reply that is long enough to be read like a long prompt.
+    let tokens = json!({"tokens": vec![100_000; 50_000]}).to_string();
+    let engine = move |heard: &ReceivedRequest| match heard.target.as_str() {
+        TOKENIZE => ScriptedReply::json(200, &tokens),
+        _ if heard.is_inference() => whole_reply(),
+        _ => ScriptedReply::json(200, "{}"),
+    };
+    let asked = ScriptedServer::start(engine.clone()).await;
+    let other = ScriptedServer::start(engine).await;
+    let files = tempfile::tempdir().unwrap();
+    write_tokenizer(files.path()).unwrap();
+    std::fs::write(files.path().join("endless.jinja"), ENDLESS).unwrap();
+    let model = |name: &str, tokenizer: &str, engine: &ScriptedServer| {
+        let url = engine.url();
+        format!(
+            "- name: {name}
+  block_size: 16
+  tokenizer: {{ {tokenizer} }}
+  flow: aggregated
+  policy: {{ kind: round_robin }}
+  canary: {{ enabled: false }}
+  workers: [{{ id: {name}, role: both, url: \"{url}\" }}]
+"
+        )
+    };
+    let yaml = format!(
+        "listen: {{ http: 127.0.0.1:0, grpc: 127.0.0.1:0, admin: 127.0.0.1:0 }}
+limits: {{ template_timeout: 24h }}
+models:
+{}{}",
+        model("sim", "kind: engine, timeout: 2s", &asked),
+        model("endless", "kind: huggingface, path: ., chat_template: endless.jinja", &other),
+    );
+    let log = files.path().join("router.log");
+    let router = RouterProcess::serve(files.path(), &yaml, &[], &log).await;
+    let (http, admin) = (Client::new(router.http), Client::new(router.admin));
+    eventually("the router is ready", async || http.get("/ready").await.status == 200).await;
+    let message = json!({"role": "user", "content": "words ".repeat(160)});
+    let long = json!({"model": "endless", "messages": vec![message; 4000]}).to_string();
+    // At most half of the cores prepare long requests.
+    let mut clients = Vec::new();
+    for _ in 0..std::thread::available_parallelism().unwrap().get() {
+        let mut client = TcpStream::connect(router.http).await.unwrap();
+        client.write_all(&request("POST", CHAT, &[], long.as_bytes())).await.unwrap();
+        clients.push(client);
+    }
+    let before = processor_time(router.pid());
+    eventually("templates are rendered", async || {
+        processor_time(router.pid()) >= before + Duration::from_secs(1)
+    })
+    .await;
+    let asking = tokio::spawn(async move {
+        let reply = http.post(COMPLETIONS, &completion("late")).await;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+    });
+    eventually("the prompt is placed without its tokens", async || {
+        metric_in(&admin.get("/metrics").await.text(), UNKNOWN, &LATE) == 1.0
+    })
+    .await;
+    asking.await.unwrap();
 }

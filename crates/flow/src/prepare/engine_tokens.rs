@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures_util::future::join_all;
 use splitrail_kv::{BlockHash, Chain};
+use tokio::time::timeout_at;
 
 use super::{Prepared, Preparer};
 use crate::supporting_workers::{begin, end, endpoint_error, leg_for_endpoint};
@@ -32,7 +33,7 @@ use kept::{KeptPrompts, Keys};
 const NO_ENGINE: &str = "no engine to ask for tokens";
 /// `tokenizer.in_flight_max` prompts are waited for.
 const BUSY: &str = "too many prompts wait for tokens of engines";
-/// `tokenizer.timeout` has passed.
+/// `tokenizer.timeout` has passed: for the reply, and for a core to read a long one.
 const LATE: &str = "the tokens of the engine came too late";
 /// The engine failed, or its reply has no tokens.
 const FAILED: &str = "the engine gave no tokens";
@@ -202,6 +203,7 @@ async fn send(
         client.whole(worker, response).await
     };
     let late = |Late| Err(Error::new(ErrorKind::EngineTimeout, "tokenizer.timeout has passed"));
+    let deadline = tokio::time::Instant::now() + timeout;
     let reply = client.timers().bound(timeout, call).await.unwrap_or_else(late);
     let reply = reply.map_err(|error| endpoint_error(error, worker, ENDPOINT));
     end(worker, leg, ENDPOINT, reply.as_ref().err());
@@ -213,7 +215,10 @@ async fn send(
         Some(KnownTokens { tokens: chain.tokens() as u32, hashes: chain.into_hashes().into() })
     };
     let known = match bytes > INLINE_MAX_BYTES {
-        true => preparer.run_off_reactor(bytes, read).await.unwrap_or_default(),
+        true => {
+            let read = timeout_at(deadline, preparer.run_off_reactor(bytes, read));
+            read.await.map_err(|_| LATE)?.unwrap_or_default()
+        }
         false => read(),
     };
     known.ok_or(FAILED)
