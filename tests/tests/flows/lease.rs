@@ -109,6 +109,23 @@ async fn a_hand_off_that_no_engine_received_serves_the_next_decode_worker() {
 }
 
 #[tokio::test]
+async fn a_hand_off_whose_lease_has_ended_serves_no_other_decode_worker() {
+    let reference = Reference::start().await;
+    let nobody = Unanswering::start().await;
+    // The first decode worker receives nothing for the whole lease, so the hand-off is unused. With
+    // that hand-off, the last attempt would fail as well.
+    let model = "lease: 3s\ntimeouts: { connect: 30s }\nretries: { decode: 1 }";
+    let spec = Spec { extra_workers: vec![nobody.worker("x0", "decode")], ..in_turn(1, model) };
+    let mut trial = Trial::start(spec).await;
+    let body = completion(&prompt(30, "ended"));
+    let chunks = trial.stream("ok", COMPLETIONS, &body).await.chunks().await;
+    assert_eq!(streamed_text(&chunks, 0), reference.text(COMPLETIONS, &body).await);
+    assert_eq!(trial.counts(["p0", "d0"]), [2, 1]);
+    assert_eq!(expired(&trial).await, 1.0);
+    trial.nothing_is_held().await;
+}
+
+#[tokio::test]
 async fn blocks_staged_for_a_client_that_left_are_fetched_and_freed() {
     let nobody = Unanswering::start().await;
     let spec = Spec {
