@@ -1,10 +1,12 @@
 //! What clients of the admin listener can take from those of the front door.
 
 use serde_json::json;
+use splitrail_proto::v1::{ExplainRequest, explain_request::Subject};
 use splitrail_tests::cluster::eventually;
+use splitrail_tests::grpc::{front_door, text_request};
 use splitrail_tests::raw::{exchange, request};
 use splitrail_tests::scripted_server::{ReceivedRequest, ScriptedReply, ScriptedServer};
-use splitrail_tests::solo::whole_reply;
+use splitrail_tests::solo::{Solo, whole_reply};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
@@ -91,4 +93,33 @@ async fn requests_to_be_explained_leave_memory_and_cores_to_clients() {
     let reply = site.http.post("/v1/completions", &body).await;
     assert_eq!(reply.status, 200, "{}", reply.text());
     assert_eq!(asked(), 2, "the other eighteen wait for these two");
+}
+
+/// One body may take what is free, but a client that holds more than one thing has at most eight ninths
+/// of all memory.
+#[tokio::test]
+async fn what_is_prepared_to_be_explained_is_in_the_share_of_its_sender() {
+    let limits = "{ body_size_max: 1MiB, request_memory_max: 1MiB }";
+    let solo = Solo::start_listening("grpc_explain: true", limits, |_| whole_reply()).await;
+    let headers = [("content-type", "application/json")];
+    for (percent, status) in [(95, 503), (75, 200)] {
+        let user = "u".repeat(MIB * percent / 100);
+        let body = json!({"model": "sim", "prompt": "a", "max_tokens": 1, "user": user});
+        let explained = solo.admin.post_with("/admin/explain", &headers, body.to_string()).await;
+        assert_eq!(explained.status, status, "{percent} %: {}", explained.text());
+        let served = solo.http.post("/v1/completions", &body).await;
+        assert_eq!(served.status, status, "{percent} %, as where it is served: {}", served.text());
+        eventually("no request holds memory", async || {
+            solo.metric("splitrail_request_memory_bytes", &[]).await == 0.0
+        })
+        .await;
+    }
+    // Over gRPC, a message is held beside what it is decoded to.
+    for (percent, is_explained) in [(95, false), (75, true)] {
+        let members = json!({"user": "u".repeat(MIB * percent / 200)});
+        let subject = Subject::Request(text_request("a", &members.to_string()));
+        let asked = ExplainRequest { subject: Some(subject) };
+        let explained = front_door(solo.router.grpc).explain(asked).await;
+        assert_eq!(explained.is_ok(), is_explained, "{percent} %: {explained:?}");
+    }
 }
