@@ -55,6 +55,13 @@ fn a_prompt_ends_where_it_is_much_longer_than_its_conversation() {
 }
 
 #[test]
+fn a_text_is_not_repeated_to_more_than_100_mb() {
+    let repeated = |times: u32| render(&format!("{{{{ ('ab' * {times})|length }}}}"), &json!([]));
+    assert_eq!(repeated(1_000_000).unwrap(), "2000000");
+    assert!(matches!(repeated(50_000_001), Err(TemplateError::Render { .. })));
+}
+
+#[test]
 fn a_short_conversation_leaves_room_for_the_text_of_its_template() {
     let text = "a".repeat(200_000);
     assert_eq!(render(&text, &json!([])).unwrap(), text);

@@ -28,6 +28,12 @@ const ENDLESS: &str = "{% for n in messages %}{% set ns = namespace(s='') %}{% f
 const INDENTING: &str = "{% if tools %}{{ tools|tojson(indent=4) }}{% endif %}\
     {{ messages[0]['content'] }}";
 
+/// It takes a text apart and puts it together again, as templates do that drop the reasoning.
+const SPLITTING: &str = "{% set ns = namespace(s='') %}{% for m in messages %}\
+    {% set parts = m['content'].split(',') %}{% set ns.s = ns.s ~ parts|join('\n') %}\
+    {% set ns.s = ns.s|replace('\n', ' ') + m['content'].split() | join(' ') %}{% endfor %}\
+    {{ ns.s|length }}";
+
 fn chat(messages: usize, bytes: usize) -> String {
     let message = json!({"role": "system", "content": "words ".repeat(bytes / 6)});
     json!({"model": "sim", "max_tokens": 1, "messages": vec![message; messages]}).to_string()
@@ -113,6 +119,24 @@ async fn a_template_makes_a_bounded_text_of_a_chat_that_grows_when_it_is_indente
     let reason = "rendering_the_chat_takes_too_much_time_or_memory";
     let unknown = solo.metric("splitrail_untokenized_prompts_total", &[("reason", reason)]).await;
     assert_eq!(unknown, 2.0, "they were placed by load alone");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_template_that_splits_joins_and_replaces_holds_a_bounded_multiple_of_a_chat() {
+    let solo = Solo::with_template("{ template_timeout: 1h }", SPLITTING, |_| whole_reply()).await;
+    for part in [",", "a ", ",\n"] {
+        let message = json!({"role": "user", "content": part.repeat((2 << 20) / part.len())});
+        let body = json!({"model": "sim", "max_tokens": 1, "messages": [message]}).to_string();
+        let allowed_mib = (200 * body.len() as u64) >> 20;
+        let peak = peak_mib(&solo, async {
+            let reply = solo.http.post_with(CHAT, &[], body).await;
+            assert_eq!(reply.status, 200, "{}", reply.text());
+        })
+        .await;
+        assert!(peak < allowed_mib + 20, "{peak} MiB more for {part:?}");
+    }
+    let unknown = solo.metric("splitrail_untokenized_prompts_total", &[]).await;
+    assert_eq!(unknown, 0.0, "all of them were rendered");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
