@@ -220,6 +220,7 @@ def test_errors_raise_what_the_clients_have_for_them(router):
         body = caught.value.body
         assert body["type"] == "error" and body["error"]["message"]
         assert caught.value.type in ("not_found_error", "invalid_request_error")
+        assert caught.value.request_id and caught.value.request_id == body["request_id"]
         with pytest.raises(of_openai) as caught:
             router.openai.responses.create(**{**response, **wrong})
         assert caught.value.body["message"]

@@ -11,6 +11,8 @@ use http::StatusCode;
 use serde_json::{Value, json};
 use splitrail_engine::dialect::Dialect;
 
+use crate::name::Name;
+
 /// Whose fault an error is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
@@ -116,6 +118,8 @@ struct RareParts {
     code: Option<String>,
     /// The name that the client sent as `model`, if no served model has it.
     unknown_model: Option<String>,
+    /// The id of the request, for the client.
+    request_id: Option<Name>,
     /// Whether the error is an engine's reply.
     is_reply: bool,
     /// Whether an engine refuses what the router has added to the request.
@@ -166,6 +170,13 @@ impl Error {
     /// The name that the client sent as `model`, if no served model has it.
     pub fn unknown_model(&self) -> Option<&str> {
         self.rare.as_ref()?.unknown_model.as_deref()
+    }
+
+    /// Sets the id of the request, which errors have in Anthropic's dialect.
+    #[must_use]
+    pub fn with_request_id(mut self, id: &Name) -> Self {
+        self.rare.get_or_insert_default().request_id = Some(id.clone());
+        self
     }
 
     /// Marks the error as one that an engine has replied with, so the request has ended there.
@@ -471,11 +482,17 @@ impl Error {
     }
 
     /// The error as the body of a reply in this dialect: OpenAI's object; in Anthropic's dialect
-    /// with an outer `type` and other names for kinds of errors.
+    /// with an outer `type`, the id of the request if it is known, and other names for kinds of errors.
     pub fn to_body(&self, dialect: Dialect) -> String {
         match dialect {
             Dialect::Chunks | Dialect::Responses => self.to_openai(),
-            Dialect::Messages => json!({"type": "error", "error": self.to_anthropic()}).to_string(),
+            Dialect::Messages => {
+                let mut body = json!({"type": "error", "error": self.to_anthropic()});
+                if let Some(id) = self.rare.as_ref().and_then(|rare| rare.request_id.as_ref()) {
+                    body["request_id"] = json!(id);
+                }
+                body.to_string()
+            }
         }
     }
 

@@ -42,13 +42,15 @@ use splitrail_engine::sse::put_data;
 use splitrail_fleet::{ServedName, Serving};
 use splitrail_flow::prepare::Payload;
 use splitrail_request_log::access_log::TenantName;
-use splitrail_request_log::identity::Identity;
+use splitrail_request_log::identity::{Identity, X_REQUEST_ID};
 
 const X_ROUTE: HeaderName = HeaderName::from_static("x-splitrail-route");
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 pub(super) const X_REMOVED_FIELDS: HeaderName =
     HeaderName::from_static("x-splitrail-removed-fields");
 const X_USAGE: HeaderName = HeaderName::from_static("x-splitrail-usage");
+/// The name under which Anthropic's clients read a request's id.
+const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 
 /// The routes of the HTTP API. Inference requests, which are most, skip the axum router.
 pub fn routes(core: Arc<Core>) -> Routes {
@@ -59,8 +61,9 @@ pub fn routes(core: Arc<Core>) -> Routes {
 fn all(core: Arc<Core>) -> Router {
     // `DirectService` answers a POST to these paths; any other method is refused here.
     let post_only = |routes: Router<Arc<Core>>, endpoint: Endpoint| {
-        let refuse = async move || {
-            let mut reply = error_in(endpoint.dialect(), wrong_method());
+        let refuse = async move |Extension(identity): Extension<Identity>| {
+            let error = wrong_method().with_request_id(&identity.request_id);
+            let mut reply = error_in(endpoint.dialect(), error);
             reply.headers_mut().insert(ALLOW, HeaderValue::from_static("POST"));
             reply
         };
@@ -76,13 +79,13 @@ fn all(core: Arc<Core>) -> Router {
     routes
         .route("/health", get(health))
         .route("/ready", get(ready))
-        .fallback(async |uri: Uri| {
-            error_in(
-                error_dialect(&uri),
-                Error::new(ErrorKind::UnknownPath, "there is no such path"),
-            )
+        .fallback(async |uri: Uri, Extension(identity): Extension<Identity>| {
+            let error = Error::new(ErrorKind::UnknownPath, "there is no such path");
+            error_in(error_dialect(&uri), error.with_request_id(&identity.request_id))
         })
-        .method_not_allowed_fallback(async |uri: Uri| error_in(error_dialect(&uri), wrong_method()))
+        .method_not_allowed_fallback(async |uri: Uri, Extension(identity): Extension<Identity>| {
+            error_in(error_dialect(&uri), wrong_method().with_request_id(&identity.request_id))
+        })
         .layer(middleware::from_fn_with_state(Arc::clone(&core), name_reply))
         .with_state(core)
 }
@@ -93,7 +96,7 @@ fn wrong_method() -> Error {
 
 /// Gives each reply the header with the request's id, so that clients can name the request when
 /// they report a problem.
-async fn name_reply(State(core): State<Arc<Core>>, request: Request, next: Next) -> Response {
+async fn name_reply(State(core): State<Arc<Core>>, mut request: Request, next: Next) -> Response {
     let peer = request.extensions().get::<ConnectInfo<SocketAddr>>();
     let client = peer.map_or(Ipv4Addr::UNSPECIFIED.into(), |ConnectInfo(peer)| peer.ip());
     let identity = Identity::of_http(request.headers(), client);
@@ -103,12 +106,25 @@ async fn name_reply(State(core): State<Arc<Core>>, request: Request, next: Next)
         path if path.starts_with("/v1/models") => Some("models"),
         _ => Some("none"),
     };
+    let dialect = error_dialect(request.uri());
+    request.extensions_mut().insert(identity.clone());
     let mut reply = next.run(request).await;
-    identity.put(reply.headers_mut());
+    put_id(&identity, dialect, reply.headers_mut());
     if let Some(endpoint) = endpoint {
         core.access_log.answered(&core.serving().config.access_log, &identity, endpoint, &reply);
     }
     reply
+}
+
+/// Puts the id of a request into the head of its reply, under the names that clients of the dialect
+/// read.
+fn put_id(identity: &Identity, dialect: Dialect, headers: &mut HeaderMap) {
+    identity.put(headers);
+    if dialect == Dialect::Messages
+        && let Some(id) = headers.get(X_REQUEST_ID).cloned()
+    {
+        headers.insert(REQUEST_ID, id);
+    }
 }
 
 /// Identifies the sender of a request that reads something.
@@ -161,7 +177,7 @@ where
     let reply = match sender {
         Ok(sender) => generate(&core, endpoint, &identity, sender, room, request).await,
         Err(error) => {
-            let reply = early.refuse(error);
+            let reply = early.refuse(error.with_request_id(&identity.request_id));
             core.access_log.answered(
                 &core.serving().config.access_log,
                 &identity,
@@ -173,7 +189,7 @@ where
     };
     let mut reply =
         reply.unwrap_or_else(|error| error_in(endpoint.dialect(), error).map(OutgoingBody::Any));
-    identity.put(reply.headers_mut());
+    put_id(&identity, endpoint.dialect(), reply.headers_mut());
     if let Some(tenant) = tenant {
         rate_limits::put(reply.headers_mut(), endpoint.dialect(), &tenant);
     }
@@ -200,7 +216,7 @@ where
         Ok(received) => received,
         Err(error) => {
             scope.fail(&error);
-            return Ok(early.refuse(error));
+            return Ok(early.refuse(scope.for_client(error)));
         }
     };
     scope.hold(held);

@@ -381,7 +381,8 @@ impl Scope {
     }
 
     /// The error as the client is told it: only tenants with `debug` learn which worker failed.
-    pub(super) fn for_client(&self, error: Error) -> Error {
+    pub fn for_client(&self, error: Error) -> Error {
+        let error = error.with_request_id(&self.identity.request_id);
         match &self.sender.tenant {
             Some(tenant) if !tenant.debug => error.withheld(),
             _ => error,

@@ -1,6 +1,7 @@
 //! What is refused, and in whose words.
 
-use splitrail_sim::KvConnector;
+use http::HeaderMap;
+use splitrail_sim::{FaultKind, KvConnector};
 use splitrail_tests::shape::openai_error;
 use splitrail_tests::trial::error_of;
 
@@ -42,6 +43,44 @@ async fn errors_are_openai_s_and_of_messages_anthropic_s_around_them() {
         let reply = trial.post("engine_rejected", path, &members).await;
         assert_eq!(openai_error(&reply, 400)["code"], "engine_rejected");
     }
+    trial.finish().await;
+}
+
+/// The id that Anthropic's clients read in the head of a reply.
+fn id_of(headers: &HeaderMap) -> &str {
+    let [own, id] = ["x-request-id", "request-id"].map(|name| headers[name].to_str().unwrap());
+    assert_eq!(id, own);
+    id
+}
+
+#[tokio::test]
+async fn anthropic_s_clients_read_the_id_of_each_reply_and_of_each_error() {
+    const COUNT_TOKENS: &str = "/v1/messages/count_tokens";
+    let mut trial = Trial::start(Spec::aggregated(1)).await;
+    let body = request(MESSAGES, "hello", 5);
+    for path in [MESSAGES, COUNT_TOKENS] {
+        let reply = trial.post("ok", path, &body).await;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        id_of(&reply.headers);
+        let mut nobody = body.clone();
+        nobody["model"] = "nobody".into();
+        trial.expect("unsupported_media");
+        for reply in [
+            trial.post("model_not_found", path, &nobody).await,
+            trial.cluster.http.post_with(path, &[("content-type", "text/plain")], "{").await,
+            trial.cluster.http.get(path).await,
+            trial.cluster.http.get("/v1/messages/batches").await,
+        ] {
+            assert_eq!(reply.json()["request_id"], id_of(&reply.headers), "{}", reply.text());
+        }
+    }
+    trial.fault("w0", FaultKind::DieMidStream { after_chunks: 6 }, Some(1));
+    let long = request(MESSAGES, "hello", 20);
+    let mut events = trial.stream("decode_lost", MESSAGES, &long).await;
+    let id = id_of(&events.headers).to_owned();
+    assert_eq!(events.named().await.last().unwrap().1["request_id"], id);
+    let reply = trial.post("ok", RESPONSES, &request(RESPONSES, "hello", 5)).await;
+    assert_eq!(reply.header("request-id"), "", "OpenAI's clients read `x-request-id`");
     trial.finish().await;
 }
 
