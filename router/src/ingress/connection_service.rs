@@ -79,15 +79,17 @@ enum Target {
 }
 
 impl Routes {
-    /// Writes a request of a client that is refused because of its head to the access log.
+    /// Puts the id of a client's request that is refused because of its head into the refusal, and
+    /// writes the request to the access log.
     fn note_refusal(
         &self,
         request: &Request<Incoming>,
         peer: SocketAddr,
-        refusal: &Response<Body>,
+        refusal: &mut Response<Body>,
     ) {
         let Some(DirectService::Http(core)) = &self.direct else { return };
         let identity = Identity::of_http(request.headers(), peer.ip());
+        openai::put_id(&identity, error_dialect(request.uri()), refusal.headers_mut());
         let endpoint = Endpoint::at(request.uri().path()).map_or("none", Endpoint::name);
         core.access_log.answered(&core.serving().config.access_log, &identity, endpoint, refusal);
     }
@@ -186,8 +188,8 @@ impl hyper::service::Service<Request<Incoming>> for ConnectionService {
                 let caller = Caller { peer: self.peer, certificate, room: self.room.clone() };
                 self.routes.call(caller, request)
             }
-            Some(refusal) => {
-                self.routes.note_refusal(&request, self.peer, &refusal);
+            Some(mut refusal) => {
+                self.routes.note_refusal(&request, self.peer, &mut refusal);
                 RequestHandler::Refused(Some(Box::new(refusal)))
             }
         };

@@ -118,7 +118,7 @@ async fn name_reply(State(core): State<Arc<Core>>, mut request: Request, next: N
 
 /// Puts the id of a request into the head of its reply, under the names that clients of the dialect
 /// read.
-fn put_id(identity: &Identity, dialect: Dialect, headers: &mut HeaderMap) {
+pub(super) fn put_id(identity: &Identity, dialect: Dialect, headers: &mut HeaderMap) {
     identity.put(headers);
     if dialect == Dialect::Messages
         && let Some(id) = headers.get(X_REQUEST_ID).cloned()

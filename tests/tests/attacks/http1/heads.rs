@@ -121,6 +121,13 @@ async fn a_router_with_a_list_of_its_names_is_called_by_no_other() {
     {
         assert_eq!(ask(host).await, status, "{host}");
     }
+    let fields = format!("host: evil.example\r\nx-request-id: mine\r\n{JSON}");
+    let refused = post(&solo, "1.1", "/v1/messages", &fields).await;
+    assert_eq!(refused.status(), 403, "{}", refused.text());
+    for header in ["x-request-id: mine", "request-id: mine"] {
+        let has_id = refused.head.lines().any(|line| line == header);
+        assert!(has_id, "the id that is in the access log: {}", refused.head);
+    }
     let models = b"GET /v1/models HTTP/1.1\r\nhost: evil.example\r\nconnection: close\r\n\r\n";
     assert_eq!(exchange(solo.router.http, models).await.unwrap().status(), 403);
     let health = b"GET /health HTTP/1.1\r\nhost: 10.1.2.3\r\nconnection: close\r\n\r\n";
