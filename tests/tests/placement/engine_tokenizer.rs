@@ -238,13 +238,10 @@ models:
         processor_time(router.pid()) >= before + Duration::from_secs(1)
     })
     .await;
-    let asking = tokio::spawn(async move {
-        let reply = http.post(COMPLETIONS, &completion("late")).await;
-        assert_eq!(reply.status, 200, "{}", reply.text());
-    });
-    eventually("the prompt is placed without its tokens", async || {
+    let body = completion("late");
+    let placed = eventually("the prompt is placed without its tokens", async || {
         metric_in(&admin.get("/metrics").await.text(), UNKNOWN, &LATE) == 1.0
-    })
-    .await;
-    asking.await.unwrap();
+    });
+    let (reply, ()) = tokio::join!(http.post(COMPLETIONS, &body), placed);
+    assert_eq!(reply.status, 200, "{}", reply.text());
 }
