@@ -26,14 +26,14 @@ pub(super) struct OwnStream {
 
 /// Messages that a relay took from the event plane.
 pub(super) struct RelayedMessages {
-    pub(super) received: mpsc::Receiver<Input>,
+    pub(super) received: mpsc::Receiver<ShimInput>,
     /// Whether the broker is connected.
     pub(super) connected: watch::Receiver<bool>,
 }
 
 /// One item of a shim's input.
 #[cfg_attr(not(feature = "nats"), expect(dead_code, reason = "only the event plane makes these"))]
-pub(super) enum Input {
+pub(super) enum ShimInput {
     /// A message, as on a stream; `None` if this version does not know the message's type.
     Message(Option<Box<Message>>),
     /// The index agrees with the shim's mirror.
@@ -56,11 +56,11 @@ impl Inbound {
     }
 
     /// The next item; `None` at the end of the input. Cancel-safe.
-    pub(super) async fn next(&mut self) -> Result<Option<Input>, Status> {
+    pub(super) async fn next(&mut self) -> Result<Option<ShimInput>, Status> {
         match self {
             Self::Stream(stream) => {
                 let request = stream.messages.message().await?;
-                Ok(request.map(|request| Input::Message(request.message.map(Box::new))))
+                Ok(request.map(|request| ShimInput::Message(request.message.map(Box::new))))
             }
             Self::Plane(relayed) => Ok(relayed.received.recv().await),
         }

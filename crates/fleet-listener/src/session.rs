@@ -15,7 +15,7 @@ use tonic::{Code, Status};
 use super::blocks::{Fault, ShimBlocks};
 use super::context::AttachContext;
 use super::hello::{self, CheckedHello};
-use super::inbound::Input;
+use super::inbound::ShimInput;
 use super::registry::{PendingStream, SessionGuard};
 use super::stream::ShimStream;
 use splitrail_fleet::indexing::{IndexPart, OVER_LIMIT};
@@ -55,7 +55,7 @@ enum NextStep {
 
 /// The next event for a session.
 enum SessionEvent {
-    Received(Box<Result<Option<Input>, Status>>),
+    Received(Box<Result<Option<ShimInput>, Status>>),
     Ended(NextStep),
     /// The fleet has replaced the worker by a new one with the same id.
     Replaced,
@@ -339,17 +339,17 @@ impl Session {
         Ok(())
     }
 
-    async fn handle(&mut self, received: Input, stream: &mut ShimStream) -> Result<(), Status> {
+    async fn handle(&mut self, received: ShimInput, stream: &mut ShimStream) -> Result<(), Status> {
         match (received, &self.attached) {
-            (Input::Message(message), _) => {
+            (ShimInput::Message(message), _) => {
                 return self.handle_message(message.map(|message| *message), stream).await;
             }
-            (Input::InStep, Some(attached))
+            (ShimInput::InStep, Some(attached))
                 if !stream.resync.is_open() && attached.blocks.is_complete() =>
             {
                 attached.mark_current();
             }
-            (Input::OutOfStep, Some(attached)) => {
+            (ShimInput::OutOfStep, Some(attached)) => {
                 attached.indexing.worker.set_events_current(false)
             }
             _ => {}

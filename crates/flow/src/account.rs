@@ -142,13 +142,14 @@ impl Account {
     /// Records that the reply is complete. Its figures are counted when the whole request ends.
     pub(super) fn finish(&mut self) {
         // A message may end without usage. The number of its generated tokens is not known then.
-        if !self.settled && self.message_start.is_some() {
+        let has_usage = self.settled;
+        if !has_usage && self.message_start.is_some() {
             self.settle("{}", None, false);
         }
         self.leg.end(Instant::now(), "ok");
         self.worker.record(Leg::Decode, None);
         if let Some(leg) = self.decision.reply_completed() {
-            check_reply(&self.metrics, &self.served, &self.worker, &leg, self.settled);
+            check_reply(&self.metrics, &self.served, &self.worker, &leg, has_usage);
         }
     }
 

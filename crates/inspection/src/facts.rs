@@ -111,11 +111,13 @@ impl WorkerFacts {
         self.reach == Reachability::Answers
     }
 
-    /// Whether a router lets the engine take what `source` hands over: as far as both tell how they
-    /// store KV.
+    /// Whether the engine stores KV as `source` does, as far as both tell. A router may let it take
+    /// blocks of another size, but an engine that cannot do so may end, and a check must not try that.
     #[must_use]
-    pub fn can_take_from(&self, source: &Self, connector: Connector) -> bool {
-        can_take(self.engine.kv_format(), source.engine.kv_format(), connector)
+    pub fn stores_alike(&self, source: &Self, connector: Connector) -> bool {
+        let (own, other) = (self.engine.kv_format(), source.engine.kv_format());
+        let sizes = self.engine.block_size.zip(source.engine.block_size);
+        can_take(own, other, connector) && sizes.is_none_or(|(own, other)| own == other)
     }
 
     /// The connector that the engine shows: the one that is expected if a hand-off works, or NIXL if

@@ -237,8 +237,8 @@ impl Inspection<'_> {
         staged.filter(|_| facts.config.role != Role::Decode)
     }
 
-    /// Hands over from each prefill worker and to each decode worker at least once, between workers of
-    /// which a router hands over. Notes those that have no partner.
+    /// Hands over from each prefill worker and to each decode worker at least once, between workers that
+    /// store KV alike. Notes those that have no partner.
     async fn pairs(
         &self,
         facts: &mut [WorkerFacts],
@@ -254,8 +254,7 @@ impl Inspection<'_> {
         };
         let decode: Vec<usize> = (0..facts.len()).filter(serves).collect();
         let connector = self.model.connector;
-        // An engine may end when it takes blocks of another size.
-        let fits = |from: usize, to: usize| facts[to].can_take_from(&facts[from], connector);
+        let fits = |from: usize, to: usize| facts[to].stores_alike(&facts[from], connector);
         let pairs = pairs(&prefill, &decode, fits);
         note_unpaired(facts, &prefill, &decode, &pairs);
         let fetches = pairs.into_iter().filter_map(|(from, to)| {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 /// Minimum time between two log lines of the same kind.
 const INTERVAL: Duration = Duration::from_secs(30);
 
-/// Lets one kind of log line through every 30 seconds.
+/// Lets a log line through at most once every 30 seconds.
 #[derive(Debug, Default)]
 pub struct LogThrottle(Mutex<Option<Instant>>);
 
@@ -24,7 +24,7 @@ impl LogThrottle {
     }
 }
 
-/// Lets one log line of each kind through every 30 seconds.
+/// Lets a log line of each kind through at most once every 30 seconds.
 #[derive(Debug, Default)]
 pub struct KeyedLogThrottle(BTreeMap<&'static str, LogThrottle>);
 

@@ -317,6 +317,7 @@ async fn a_message_whose_prompt_is_counted_at_its_start_only_is_billed_with_thes
         let line = line(&cluster).await;
         let figures = ["prompt_tokens", "cached_tokens", "completion_tokens"];
         assert_eq!(json!(figures.map(|figure| &line[figure])), billed, "{line}");
+        assert_eq!(line["told"].is_null(), told.is_null(), "{line}");
     }
 }
 

@@ -13,15 +13,14 @@ use crate::scalar;
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct SpeculativeIndexConfig {
-    /// How long the blocks of a prompt are counted as those of a worker after the prompt was sent
-    /// to it. Prompts with the same prefix that arrive before KV events confirm the blocks then
+    /// How long the blocks of a prompt count as held by a worker after the prompt was sent to it. Prompts with the same prefix that arrive before KV events confirm the blocks then
     /// follow the first one. Set it to about the duration of a long prefill. `0s` disables it.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub speculative_ttl: Duration,
-    /// How long the blocks of a prompt that a worker without `kv_events`, or whose events are
-    /// interrupted, has computed are counted as those of the worker. Sending the prompt there again
-    /// restarts the time. Raise it if the workers' caches keep blocks for longer. `0s` disables it.
+    /// For a worker without `kv_events`, or whose events are interrupted: how long the blocks of a
+    /// prompt count as held by the worker after the prompt was sent to it. Sending the prompt there
+    /// again restarts the time. Raise it if the workers' caches keep blocks for longer. `0s` disables it.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub approximate_ttl: Duration,

@@ -43,9 +43,9 @@ fn only_pairs(model: &Node, path: &str, connector: Connector, report: &mut Probl
     }
     if typed_or(model, "block_size", BlockSize::Auto) == Some(BlockSize::Auto) {
         let message = format!(
-            "`{path}.block_size` is missing, and engines of `connector: {connector}` do not report it"
+            "`{path}.block_size` must be a number: engines of `connector: {connector}` do not report it"
         );
-        report.error(place("block_size"), message, "add `block_size: N`, the engines' page size");
+        report.error(place("block_size"), message, "set `block_size: N` to the engines' page size");
     }
     if typed_or(model, "on_no_prefill", OnNoPrefill::default()) == Some(OnNoPrefill::Local) {
         let message =

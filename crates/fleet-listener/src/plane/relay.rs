@@ -16,7 +16,7 @@ use super::model::PlaneModel;
 use super::slots::{LatestReports, RelayMark, Slot};
 use super::terms;
 use crate::credentials::AllowedWorkers;
-use crate::inbound::{Inbound, Input, RelayedMessages};
+use crate::inbound::{Inbound, RelayedMessages, ShimInput};
 use crate::receive::receive;
 
 /// Messages that wait for the session; beyond that the relay waits. Few, because each may have the
@@ -113,7 +113,7 @@ struct Target {
 struct Relay<'r> {
     model: &'r PlaneModel,
     slot: &'r Slot,
-    to_session: mpsc::Sender<Input>,
+    to_session: mpsc::Sender<ShimInput>,
     replies: mpsc::Receiver<Result<v1::AttachResponse, Status>>,
     latest: watch::Receiver<LatestReports>,
     hello: v1::Hello,
@@ -328,7 +328,7 @@ impl Relay<'_> {
         }
         self.sent = None;
         self.need("mirror", Duration::ZERO);
-        self.send(Input::OutOfStep).await
+        self.send(ShimInput::OutOfStep).await
     }
 
     fn need(&mut self, reason: &str, delay: Duration) {
@@ -441,12 +441,12 @@ impl Relay<'_> {
     async fn check_behind(&mut self) -> Result<(), RelayEnd> {
         if self.is_in_step() {
             (self.target, self.is_out_of_step) = (None, false);
-            return self.send(Input::InStep).await;
+            return self.send(ShimInput::InStep).await;
         }
         let Some(since) = self.target.as_ref().map(|target| target.since) else { return Ok(()) };
         if since.elapsed() >= self.model.config.disconnect_grace && !self.is_out_of_step {
             self.is_out_of_step = true;
-            self.send(Input::OutOfStep).await?;
+            self.send(ShimInput::OutOfStep).await?;
         }
         let is_late = since.elapsed() >= OVERDUE && self.last_change_at.elapsed() >= OVERDUE;
         if self.sent.is_none() || !is_late || !self.slot.is_empty() {
@@ -462,16 +462,16 @@ impl Relay<'_> {
             if let Some(need) = &mut self.need {
                 need.must_include = Some(Position { mirror_id, sequence });
             }
-            return self.send(Input::OutOfStep).await;
+            return self.send(ShimInput::OutOfStep).await;
         }
         Ok(())
     }
 
     async fn send_message(&self, message: Message) -> Result<(), RelayEnd> {
-        self.send(Input::Message(Some(Box::new(message)))).await
+        self.send(ShimInput::Message(Some(Box::new(message)))).await
     }
 
-    async fn send(&self, item: Input) -> Result<(), RelayEnd> {
+    async fn send(&self, item: ShimInput) -> Result<(), RelayEnd> {
         self.to_session.send(item).await.map_err(|_| RelayEnd(PAUSE))
     }
 }

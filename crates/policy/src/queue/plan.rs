@@ -48,19 +48,19 @@ struct RoundState {
 
 /// When a worker may get its next request.
 #[derive(Clone, Copy)]
-struct LeadTime {
+struct SendWindow {
     /// How long before the worker is free.
-    ns: u64,
+    lead_ns: u64,
     /// Whether any worker is up. If none is, every worker may get requests.
     any_up: bool,
     /// The time of the round.
     now_ns: u64,
 }
 
-impl LeadTime {
+impl SendWindow {
     /// The lead of a request that fetches for as long as it may.
     fn with_fetch_ns(self, candidate: &Candidate) -> u64 {
-        self.ns.saturating_add(if candidate.can_fetch { FETCH_LEAD_NS } else { 0 })
+        self.lead_ns.saturating_add(if candidate.can_fetch { FETCH_LEAD_NS } else { 0 })
     }
 
     /// Whether the worker may get a request, at least one that fetches.
@@ -72,16 +72,16 @@ impl LeadTime {
 impl RoundState {
     /// Adds the workers that may get a request now to those with room, and finds out when the next
     /// one may.
-    fn add_rooms(&mut self, candidates: &[Candidate], lead: LeadTime) {
-        let able = || candidates.iter().filter(|candidate| candidate.up || !lead.any_up);
-        let open = able().filter(|candidate| lead.opens(candidate, candidate.wait_ns));
+    fn add_rooms(&mut self, candidates: &[Candidate], window: SendWindow) {
+        let able = || candidates.iter().filter(|candidate| candidate.up || !window.any_up);
+        let open = able().filter(|candidate| window.opens(candidate, candidate.wait_ns));
         self.rooms.extend(open.map(|candidate| (candidate.worker, candidate.rank)));
-        let busy = able().filter(|candidate| lead.any_up && candidate.wait_ns > lead.ns);
+        let busy = able().filter(|candidate| window.any_up && candidate.wait_ns > window.lead_ns);
         let soonest_ns = busy.map(|candidate| {
-            let early_ns = candidate.wait_ns.checked_sub(lead.with_fetch_ns(candidate));
-            early_ns.filter(|ns| *ns > 0).unwrap_or(candidate.wait_ns - lead.ns)
+            let early_ns = candidate.wait_ns.checked_sub(window.with_fetch_ns(candidate));
+            early_ns.filter(|ns| *ns > 0).unwrap_or(candidate.wait_ns - window.lead_ns)
         });
-        let due_ns = soonest_ns.min().map(|wait_ns| lead.now_ns.saturating_add(wait_ns));
+        let due_ns = soonest_ns.min().map(|wait_ns| window.now_ns.saturating_add(wait_ns));
         self.due_ns = self.due_ns.into_iter().chain(due_ns).min();
     }
 
@@ -92,7 +92,7 @@ impl RoundState {
         chosen: &Candidate,
         fetch: Option<FetchPlan>,
         prefill_ns: u64,
-        lead: LeadTime,
+        window: SendWindow,
     ) -> bool {
         let (worker, rank) = (chosen.worker, chosen.rank);
         let is = |placed: &PlacedWorker| (placed.worker, placed.rank) == (worker, rank);
@@ -103,7 +103,7 @@ impl RoundState {
             self.placed.len() - 1
         });
         let placed = &mut self.placed[at];
-        let mut lead_ns = lead.ns;
+        let mut lead_ns = window.lead_ns;
         if let Some(fetch) = fetch {
             let link_ns = nanoseconds(chosen.coefficients.fetch_link_seconds(fetch.tokens));
             placed.incoming_ns = placed.incoming_ns.saturating_add(link_ns);
@@ -111,17 +111,17 @@ impl RoundState {
             let early_ns = nanoseconds(fetch.ready_ms / 1e3).min(FETCH_LEAD_NS);
             lead_ns = lead_ns.saturating_add(early_ns);
         }
-        let in_time = !lead.any_up || chosen.wait_ns <= lead_ns;
+        let in_time = !window.any_up || chosen.wait_ns <= lead_ns;
         let free = !placed.held && in_time;
         if !placed.held && !in_time && fetch.is_some() {
-            let due_ns = lead.now_ns.saturating_add(chosen.wait_ns - lead_ns);
+            let due_ns = window.now_ns.saturating_add(chosen.wait_ns - lead_ns);
             self.due_ns = self.due_ns.into_iter().chain([due_ns]).min();
         }
         placed.held |= !free;
         placed.wait_ns = placed.wait_ns.saturating_add(prefill_ns);
         placed.places.push(place);
         let after_ns = chosen.wait_ns.saturating_add(prefill_ns);
-        if lead.opens(chosen, chosen.wait_ns) && !lead.opens(chosen, after_ns) {
+        if window.opens(chosen, chosen.wait_ns) && !window.opens(chosen, after_ns) {
             self.rooms.retain(|room| *room != (worker, rank));
         }
         free
@@ -167,15 +167,15 @@ impl<T> Queue<T> {
             firsts.push(*place);
             candidates.clear();
             view.candidates(key, &mut candidates);
-            state.add_rooms(&candidates, self.lead(&candidates, now_ns));
+            state.add_rooms(&candidates, self.send_window(&candidates, now_ns));
         }
         state
     }
 
-    fn lead(&self, candidates: &[Candidate], now_ns: u64) -> LeadTime {
+    fn send_window(&self, candidates: &[Candidate], now_ns: u64) -> SendWindow {
         // If no worker is up, a real attempt gives the client the real error.
         let any_up = candidates.iter().any(|candidate| candidate.up);
-        LeadTime { ns: (self.config.lead_ms * 1e6) as u64, any_up, now_ns }
+        SendWindow { lead_ns: (self.config.lead_ms * 1e6) as u64, any_up, now_ns }
     }
 
     /// Places one request, and releases it if its worker can begin it.
@@ -191,7 +191,7 @@ impl<T> Queue<T> {
         view.candidates(&self.waiting[place].item.key, &mut candidates);
         let query = self.waiting[place].item.query;
         self.waiting[place].prefill_ms = shortest_prefill_ms(&candidates, &query);
-        let lead = self.lead(&candidates, now_ns);
+        let window = self.send_window(&candidates, now_ns);
         for placed in &state.placed {
             let Some(candidate) = find(&mut candidates, placed.worker, placed.rank) else {
                 continue;
@@ -225,7 +225,7 @@ impl<T> Queue<T> {
             state.read.push(chosen.readable_pin);
         }
         let prefill_ns = prefill_ns(chosen, &query, available_prefix);
-        if state.place(place, chosen, choice.fetch(), prefill_ns, lead) {
+        if state.place(place, chosen, choice.fetch(), prefill_ns, window) {
             state.released.push((place, choice, candidates));
         }
     }

@@ -35,7 +35,7 @@ pub(super) enum Finish {
 }
 
 impl Family {
-    /// The family of a class name without the suffix `FastTokenizer`.
+    /// The family of a class name without the suffix `Fast`.
     pub(super) fn of_class(name: &str) -> Option<Self> {
         Some(match name {
             "Qwen2Tokenizer" => Self::Qwen2,

@@ -44,7 +44,7 @@ impl RequestIds {
     /// Calls a function whose log lines carry the ids.
     pub fn during<T>(&self, act: impl FnOnce() -> T) -> T {
         let mut ids = Some(self.clone());
-        let _entered = EnteredIds::new(&mut ids);
+        let _entered = RequestIdGuard::new(&mut ids);
         act()
     }
 
@@ -61,22 +61,22 @@ impl RequestIds {
         poll: impl FnOnce(&mut Context<'_>) -> Poll<T>,
         context: &mut Context<'_>,
     ) -> Poll<T> {
-        let _entered = EnteredIds::new(ids);
+        let _entered = RequestIdGuard::new(ids);
         poll(context)
     }
 }
 
 /// The ids are those of the thread until this is dropped.
-struct EnteredIds<'a>(&'a mut Option<RequestIds>);
+struct RequestIdGuard<'a>(&'a mut Option<RequestIds>);
 
-impl<'a> EnteredIds<'a> {
+impl<'a> RequestIdGuard<'a> {
     fn new(ids: &'a mut Option<RequestIds>) -> Self {
         swap(ids);
         Self(ids)
     }
 }
 
-impl Drop for EnteredIds<'_> {
+impl Drop for RequestIdGuard<'_> {
     fn drop(&mut self) {
         swap(self.0);
     }
