@@ -189,8 +189,8 @@ fn sglang_serves_pairs_only() {
         ("    on_no_prefill: fail\n", "", "add `on_no_prefill: fail`"),
         ("    retries", local, "local_prefill_max_tokens`"),
         ("role: prefill", "role: both", "role: both`"),
-        ("    block_size: 16\n", "", "add `block_size: N`"),
-        ("flow: prefill_first", "flow: decode_first", "flow: decode_first` cannot"),
+        ("    block_size: 16\n", "", "set `block_size: N`"),
+        ("flow: prefill_first", "flow: decode_first", "flow: decode_first` is not possible"),
         (
             "kind: huggingface, path: tokenizer",
             "kind: engine",
