@@ -14,7 +14,7 @@ use super::account::read_usage;
 use super::attempts::DecodeAttempts;
 use super::context::{Context, PromptContext, attempt, book, expected, traced, within_reply};
 use super::generate::StartedReply;
-use super::place::{Placed, PlacementRules, place, place_in_turn};
+use super::place::{LegRules, Placed, place, place_in_turn};
 use super::supporting_workers::{begin, end, endpoint_error, leg_for_endpoint, next_leg};
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_config::model::RequestFlow;
@@ -40,7 +40,7 @@ pub(super) async fn run(prompt: PromptContext<'_>) -> Result<StartedReply, Error
             leg_for_endpoint(&context.served, endpoint, attempts.failed(), Instant::now())?;
         attempts.exclude(lacking);
         decision.flow_begun(RequestFlow::Aggregated.name());
-        let rules = PlacementRules::any(leg, attempts.failed());
+        let rules = LegRules::any(leg, attempts.failed());
         let placed = match endpoint.computes() {
             true => place_in_turn(prompt, rules, false).await?,
             false => place(prompt, rules)?,

@@ -12,7 +12,7 @@ use super::context::{Context, PromptContext, attempt, carried_threshold};
 use super::gate::{self, Gate, GateDecision, Need, decide};
 use super::generate::{Generation, StartedReply, generate};
 use super::peer_fetch::fetch_planned;
-use super::place::{Placed, PlacementRules, computed, place, sent};
+use super::place::{LegRules, Placed, computed, place, sent};
 use super::plan::{NextLegs, Plan};
 use super::sending::Sending;
 use crate::prepare::Unit;
@@ -48,10 +48,10 @@ pub(super) async fn decode_try(
     let need = Need::new(plan.gate.unwrap_or(0.0), unit.prompt_tokens, pool.block_size());
     loop {
         decision.decode_try_begun(plan.name(), plan.gate);
-        let alone = PlacementRules::any(Leg::Aggregated, attempts.failed());
+        let alone = LegRules::any(Leg::Aggregated, attempts.failed());
         // A client that is told `cache_threshold` asks what is cached, and not what could be.
         let may_fetch = attempts.may_fetch && plan.then != NextLegs::ThresholdReply;
-        let rules = PlacementRules { blocks: need.blocks, may_fetch, ..alone };
+        let rules = LegRules { blocks: need.blocks, may_fetch, ..alone };
         let mut placed = place(prompt, rules)?;
         if plan.then == NextLegs::ThresholdReply && !placed.worker.is_up() {
             let message =

@@ -12,7 +12,7 @@ use super::gate::{GateDecision, Need};
 use super::hand_off::{excluded_from_decode, excluded_from_prefill, missing, none_comes};
 use super::lease::usable;
 use super::peer_fetch::fetchable::is_fetchable;
-use super::place::{Moment, Pick, PlacementRules, candidates, list_sources, query};
+use super::place::{LegRules, Moment, Pick, candidates, list_sources, query};
 use super::plan::{Facts, LocalReason, NextLegs, Plan, plan};
 use super::read_back::readable;
 use super::supporting_workers;
@@ -232,7 +232,7 @@ impl<'a> Explainer<'a> {
         match supporting_workers::leg_for_endpoint(self.served, self.endpoint, &[], Instant::now())
         {
             Ok((leg, excluded)) => {
-                self.step("reply", PlacementRules::any(leg, &excluded));
+                self.step("reply", LegRules::any(leg, &excluded));
             }
             Err(error) => self.explained.stops = Some(error.message().to_owned()),
         }
@@ -244,11 +244,8 @@ impl<'a> Explainer<'a> {
     fn decode_try(&mut self, threshold: f64, then: NextLegs) -> bool {
         let need = Need::new(threshold, self.unit.prompt_tokens, self.served.pool.block_size());
         let may_fetch = then != NextLegs::ThresholdReply && self.may_fetch();
-        let rules = PlacementRules {
-            blocks: need.blocks,
-            may_fetch,
-            ..PlacementRules::any(Leg::Aggregated, &[])
-        };
+        let rules =
+            LegRules { blocks: need.blocks, may_fetch, ..LegRules::any(Leg::Aggregated, &[]) };
         let Some(chosen) = self.step("decode_try", rules) else { return true };
         let Some(worker) = self.roster.get(chosen.worker) else { return true };
         let held = chosen.believed_blocks();
@@ -297,14 +294,14 @@ impl<'a> Explainer<'a> {
             return self.without(LocalReason::NoPrefill);
         }
         let rules = prefill_rules(self.served, self.endpoint, self.unit, self.options);
-        let rules = PlacementRules { excluded: &excluded, ..rules };
+        let rules = LegRules { excluded: &excluded, ..rules };
         let Some(prefill) = self.step("prefill", rules) else { return };
         self.explain_read_back(&prefill, rules.readable_blocks);
         let Some(worker) = self.roster.get(prefill.worker) else { return };
         let mut excluded = excluded_from_decode(self.served, worker);
         let others = pool.any_up(Leg::Decode, &excluded);
         excluded.extend(self.too_late());
-        self.step("decode", PlacementRules::any(Leg::Decode, &excluded));
+        self.step("decode", LegRules::any(Leg::Decode, &excluded));
         if others && !pool.any_up(Leg::Decode, &excluded) {
             let message = "no decode worker can take a hand-off in time: their queues are longer \
                            than its lease";
@@ -359,7 +356,7 @@ impl<'a> Explainer<'a> {
     fn alone(&mut self, leg: Leg, reason: Option<LocalReason>) {
         self.explained.local_reason = reason.map(LocalReason::name);
         let may_fetch = self.may_fetch();
-        self.step("reply", PlacementRules { may_fetch, ..PlacementRules::any(leg, &[]) });
+        self.step("reply", LegRules { may_fetch, ..LegRules::any(leg, &[]) });
     }
 
     /// Whether the worker that computes the prompt may fetch a part of it.
@@ -379,7 +376,7 @@ impl<'a> Explainer<'a> {
     }
 
     /// Makes a choice and records it; `None` if there are no candidates.
-    fn step(&mut self, name: &'static str, rules: PlacementRules<'_>) -> Option<Candidate> {
+    fn step(&mut self, name: &'static str, rules: LegRules<'_>) -> Option<Candidate> {
         let now = Moment::now();
         let pool = &self.served.pool;
         let seen = candidates(pool, &self.roster, self.unit, rules, now.instant);

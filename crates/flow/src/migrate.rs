@@ -24,7 +24,7 @@ use super::context::{
 use super::first::{First, first_events};
 use super::hand_off::DecodeParams;
 use super::legs;
-use super::place::{Placed, PlacementRules, computed, place, sent};
+use super::place::{LegRules, Placed, computed, place, sent};
 use super::sending::Sending;
 use crate::prepare::Unit;
 use crate::reply::event_reader::EventReader;
@@ -283,7 +283,7 @@ impl Migration {
             if !others || !may_retry(&context, "migrate", &failed, &error) {
                 return None;
             }
-            let rules = PlacementRules::any(Leg::Decode, &self.lost);
+            let rules = LegRules::any(Leg::Decode, &self.lost);
             let decision = &self.decision;
             let clock = &self.clock;
             clock.restart(Instant::now());

@@ -20,7 +20,7 @@ use super::context::{
 use super::first::{First, ask, take_hand_off};
 use super::generate::{Generation, conclude, mark};
 use super::hand_off::{DecodeParams, PrefillParams, RoomMembers, excluded_from_decode};
-use super::place::{Placed, PlacementRules, computed, place, sent};
+use super::place::{LegRules, Placed, computed, place, sent};
 use super::plan::LocalReason;
 use super::prefill::{self, PrefillAttempts, PrefillReply, without_prefill};
 use super::push::{PushPair, within_lease};
@@ -86,7 +86,7 @@ pub(super) async fn pair_or_local(
 ) -> Result<PairResult, Error> {
     let PromptContext { context, unit, decision, .. } = prompt;
     let mut tries =
-        PrefillAttempts::new(context, attempts.failed(), PlacementRules::any(Leg::Prefill, &[]));
+        PrefillAttempts::new(context, attempts.failed(), LegRules::any(Leg::Prefill, &[]));
     let last = loop {
         let prefill = match tries.place(prompt).await {
             Ok(placed) => placed,
@@ -96,7 +96,7 @@ pub(super) async fn pair_or_local(
         };
         let mut excluded = attempts.failed().to_vec();
         excluded.extend(excluded_from_decode(&context.served, &prefill.worker));
-        let decode = place(prompt, PlacementRules::any(Leg::Decode, &excluded))?;
+        let decode = place(prompt, LegRules::any(Leg::Decode, &excluded))?;
         let leg_headers = attempt(context, decision);
         let guard = preemption_guard(prompt);
         let sending = Sending {

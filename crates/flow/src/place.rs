@@ -110,7 +110,7 @@ pub(super) struct ReadDeadline {
 
 /// Which workers a leg may be placed on.
 #[derive(Clone, Copy)]
-pub(super) struct PlacementRules<'a> {
+pub(super) struct LegRules<'a> {
     pub(super) leg: Leg,
     /// Workers that must not be chosen.
     pub(super) excluded: &'a [Exclusion],
@@ -125,7 +125,7 @@ pub(super) struct PlacementRules<'a> {
     pub(super) takes_prefix: bool,
 }
 
-impl<'a> PlacementRules<'a> {
+impl<'a> LegRules<'a> {
     /// Any worker for a leg except the excluded workers.
     pub(super) fn any(leg: Leg, excluded: &'a [Exclusion]) -> Self {
         Self {
@@ -173,7 +173,7 @@ impl Moment {
 }
 
 /// Chooses a worker for a leg and records the reasons for the choice.
-pub(super) fn place(prompt: PromptContext<'_>, rules: PlacementRules<'_>) -> Result<Placed, Error> {
+pub(super) fn place(prompt: PromptContext<'_>, rules: LegRules<'_>) -> Result<Placed, Error> {
     let PromptContext { context, unit, decision, .. } = prompt;
     let leg = rules.leg;
     let Served { config, pool, .. } = context.served.as_ref();
@@ -204,7 +204,7 @@ pub(super) fn place(prompt: PromptContext<'_>, rules: PlacementRules<'_>) -> Res
 /// `observes_prefill_end` says whether the router will see when the prefill ends.
 pub(super) async fn place_in_turn(
     prompt: PromptContext<'_>,
-    rules: PlacementRules<'_>,
+    rules: LegRules<'_>,
     observes_prefill_end: bool,
 ) -> Result<Placed, Error> {
     let PromptContext { context, unit, .. } = prompt;
@@ -250,7 +250,7 @@ impl Drop for QueueWait<'_> {
 /// What becomes of a leg that the queue does not take, or does not keep.
 fn refused(
     prompt: PromptContext<'_>,
-    rules: PlacementRules<'_>,
+    rules: LegRules<'_>,
     no_room: NoRoom,
 ) -> Result<Placed, Error> {
     let context = prompt.context;
@@ -287,7 +287,7 @@ fn refused(
 fn settle(
     prompt: PromptContext<'_>,
     query: Query,
-    rules: PlacementRules<'_>,
+    rules: LegRules<'_>,
     pick: Pick<'_>,
     room: Option<Booking>,
 ) -> Result<Placed, Error> {
@@ -332,7 +332,7 @@ pub(super) fn list_sources(
     pool: &Pool,
     roster: &Roster,
     unit: &Unit,
-    rules: PlacementRules<'_>,
+    rules: LegRules<'_>,
     now: Instant,
     sources: &mut Vec<Source>,
 ) {
@@ -347,7 +347,7 @@ pub(super) fn candidates(
     pool: &Pool,
     roster: &Roster,
     unit: &Unit,
-    rules: PlacementRules<'_>,
+    rules: LegRules<'_>,
     now: Instant,
 ) -> Vec<Candidate> {
     let mut candidates = pool.candidates(roster, rules.query(unit, now));

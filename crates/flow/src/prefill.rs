@@ -21,7 +21,7 @@ use super::kv_read::{KvRead, record_leg};
 use super::lease::Lease;
 use super::legs;
 use super::peer_fetch::fetch_planned;
-use super::place::{Placed, PlacementRules, computed, place_in_turn, sent};
+use super::place::{LegRules, Placed, computed, place_in_turn, sent};
 use super::plan::LocalReason;
 use super::prewarm::recent::remember;
 use super::repair::Repair;
@@ -50,7 +50,7 @@ pub(super) struct PrefillAttempts {
     left: u32,
     /// What the next attempt may fetch and read. After a failed fetch, none fetches, and after a
     /// failed read, none reads.
-    rules: PlacementRules<'static>,
+    rules: LegRules<'static>,
 }
 
 impl PrefillAttempts {
@@ -59,7 +59,7 @@ impl PrefillAttempts {
     pub(super) fn new(
         context: &Context,
         failed_decode: &[Exclusion],
-        rules: PlacementRules<'static>,
+        rules: LegRules<'static>,
     ) -> Self {
         let config = &context.served.config;
         let excluded = excluded_from_prefill(&context.served, failed_decode);
@@ -77,7 +77,7 @@ impl PrefillAttempts {
         if !context.served.pool.any_up(Leg::Prefill, &excluded) {
             return Err(no_prefill_worker(context));
         }
-        place_in_turn(prompt, PlacementRules { excluded: &excluded, ..self.rules }, true).await
+        place_in_turn(prompt, LegRules { excluded: &excluded, ..self.rules }, true).await
     }
 
     fn left_out(&self) -> Vec<Exclusion> {

@@ -16,7 +16,7 @@ use super::generate::{Generation, StartedReply, generate};
 use super::hand_off::{excluded_from_decode, none_comes};
 use super::pair::{PairResult, pair_or_local};
 use super::peer_fetch::fetch_planned;
-use super::place::{Moment, PlacementRules, computed, note_vetoed, place, place_in_turn, sent};
+use super::place::{LegRules, Moment, computed, note_vetoed, place, place_in_turn, sent};
 use super::plan::{Facts, LocalReason, NextLegs, Plan, plan};
 use super::prefill::{no_prefill_worker, prefill_or_local, without_prefill};
 use super::prewarm::recent::remember;
@@ -201,7 +201,7 @@ async fn last_leg(
         excluded.extend(&late);
         let over = left.is_some_and(|left| left.is_zero());
         if over || (!late.is_empty() && !pool.any_up(leg, &excluded)) {
-            let rules = PlacementRules::any(leg, &excluded);
+            let rules = LegRules::any(leg, &excluded);
             note_vetoed(decision, &pool.roster(), rules, &[], Moment::now());
             let prefill = Arc::clone(&prefilled.worker);
             let message =
@@ -213,12 +213,12 @@ async fn last_leg(
             return Ok(None);
         }
     }
-    let rules = PlacementRules::any(leg, &excluded);
+    let rules = LegRules::any(leg, &excluded);
     let placed = match leg {
         Leg::Decode => place(prompt, rules)?,
         Leg::Prefill | Leg::Aggregated => {
             let observes_prefill_end = context.options.stream;
-            let rules = PlacementRules { may_fetch: attempts.may_fetch, ..rules };
+            let rules = LegRules { may_fetch: attempts.may_fetch, ..rules };
             let mut placed = place_in_turn(prompt, rules, observes_prefill_end).await?;
             fetch_planned(prompt, &mut placed, &mut attempts.may_fetch).await;
             placed

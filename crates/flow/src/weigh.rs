@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use crate::peer_fetch::fetchable::{is_fetchable, may_take_prefix};
-use crate::place::{PlacementRules, fetch_choice, list_sources, query};
+use crate::place::{LegRules, fetch_choice, list_sources, query};
 use crate::prepare::Unit;
 use crate::read_back::readable_blocks;
 use splitrail_api::Endpoint;
@@ -88,16 +88,11 @@ pub(super) fn prefill_rules(
     endpoint: Endpoint,
     unit: &Unit,
     options: Options,
-) -> PlacementRules<'static> {
+) -> LegRules<'static> {
     let may_fetch = is_fetchable(served, endpoint, unit, options);
     let readable_blocks = readable_blocks(served, endpoint, unit, options);
     let takes_prefix = may_take_prefix(served, endpoint, unit);
-    PlacementRules {
-        may_fetch,
-        readable_blocks,
-        takes_prefix,
-        ..PlacementRules::any(Leg::Prefill, &[])
-    }
+    LegRules { may_fetch, readable_blocks, takes_prefix, ..LegRules::any(Leg::Prefill, &[]) }
 }
 
 /// Compares local and remote prefill for a prompt. `remote` says where the prefill leg may be placed. `goes`
@@ -105,15 +100,14 @@ pub(super) fn prefill_rules(
 pub(super) fn weigh(
     served: &Served,
     unit: &Unit,
-    remote: PlacementRules<'_>,
+    remote: LegRules<'_>,
     goes: bool,
 ) -> PrefillComparison {
     let pool = &served.pool;
     let now = Instant::now();
     let roster = pool.roster();
     let prefill = pool.candidates(&roster, remote.query(unit, now));
-    let mut decode =
-        pool.candidates(&roster, PlacementRules::any(Leg::Aggregated, &[]).query(unit, now));
+    let mut decode = pool.candidates(&roster, LegRules::any(Leg::Aggregated, &[]).query(unit, now));
     // Speculative blocks open no gate, so they are no reason to try a gate.
     for candidate in &mut decode {
         candidate.speculative_blocks = candidate.believed_blocks();

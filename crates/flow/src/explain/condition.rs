@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use crate::place::PlacementRules;
+use crate::place::LegRules;
 use splitrail_fleet::veto_by_health;
 use splitrail_fleet::{Roster, Worker};
 use splitrail_ledger::veto::VetoReason;
@@ -46,11 +46,11 @@ pub struct Condition {
 /// The workers of a roster that are no candidates for a leg, with all reasons.
 pub(super) fn vetoed(
     roster: &Roster,
-    rules: PlacementRules<'_>,
+    rules: LegRules<'_>,
     seen: &[Candidate],
     now: Instant,
 ) -> Vec<Veto> {
-    let PlacementRules { leg, excluded, .. } = rules;
+    let LegRules { leg, excluded, .. } = rules;
     let is_candidate = |worker: &Worker| seen.iter().any(|seen| seen.worker == worker.index);
     let vetoes = roster.iter().map(|worker| {
         let mut reasons = Vec::new();

@@ -3,7 +3,7 @@
 use std::iter;
 use std::time::{Duration, Instant};
 
-use super::{Moment, Pick, PlacementRules, list_sources};
+use super::{LegRules, Moment, Pick, list_sources};
 use crate::context::PromptContext;
 use splitrail_fleet::veto_by_health;
 use splitrail_fleet::{Roster, Worker, excluded};
@@ -25,12 +25,7 @@ const OTHERS_RECORDED: usize = 31;
 const VETOED_RECORDED: usize = 32;
 
 /// Records a choice before the engine is called.
-pub(super) fn record(
-    prompt: PromptContext<'_>,
-    query: Query,
-    rules: PlacementRules<'_>,
-    pick: Pick<'_>,
-) {
+pub(super) fn record(prompt: PromptContext<'_>, query: Query, rules: LegRules<'_>, pick: Pick<'_>) {
     let PromptContext { context, unit, decision, .. } = prompt;
     let Pick { roster, candidates, choice } = pick;
     let (leg, now) = (query.leg, Moment::now());
@@ -64,7 +59,7 @@ pub(super) fn record(
 pub(in super::super) fn note_vetoed(
     decision: &DecisionHandle,
     roster: &Roster,
-    rules: PlacementRules<'_>,
+    rules: LegRules<'_>,
     candidates: &[Candidate],
     now: Moment,
 ) {
@@ -166,7 +161,7 @@ impl Pick<'_> {
 /// examined.
 fn vetoed<'a>(
     roster: &'a Roster,
-    rules: PlacementRules<'a>,
+    rules: LegRules<'a>,
     candidates: &'a [Candidate],
     now: Instant,
 ) -> impl Iterator<Item = (&'a Worker, VetoReason)> {
@@ -192,12 +187,7 @@ fn vetoed<'a>(
 }
 
 /// Records what the shadow policy would have chosen, and the predicted gain or loss of that choice.
-pub(super) fn shadow(
-    prompt: PromptContext<'_>,
-    query: Query,
-    rules: PlacementRules<'_>,
-    live: Pick<'_>,
-) {
+pub(super) fn shadow(prompt: PromptContext<'_>, query: Query, rules: LegRules<'_>, live: Pick<'_>) {
     let PromptContext { context, unit, decision, .. } = prompt;
     let Pick { roster, candidates, choice } = live;
     let config = &context.served.config;
