@@ -82,7 +82,7 @@ pub(crate) fn of_replica(snapshot: &ReplicaState) -> Vec<Attention> {
     }
     found.extend(files_and_connections(snapshot));
     found.extend(sheds(&snapshot.shed));
-    // A broker that is away is told once, and not of each worker behind it.
+    // A lost broker gets one line of its own instead of a line for each worker behind it.
     let is_told = |worker: &WorkerSnapshot, one: &Attention| {
         let is_cut_off = one.kind == AttentionKind::EventsCutOff;
         is_cut_off && snapshot.broker_disconnected && worker.is_behind_broker()

@@ -373,7 +373,7 @@ impl Worker {
         self.facts.publishes() == Some(true) || self.shim_report.publishes()
     }
 
-    /// How the worker's KV events reach the router; `None` if nobody reports its KV blocks.
+    /// How the worker's KV events reach the router; `None` if the worker has no source of KV events.
     pub fn event_origin(&self) -> Option<EventOrigin> {
         self.tells_blocks().then(|| self.shim_report.event_origin().unwrap_or(EventOrigin::Engine))
     }
