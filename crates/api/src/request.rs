@@ -7,7 +7,7 @@ use splitrail_engine::json;
 
 use super::json::{JsonObject, Piece};
 use super::list::{self, ListError};
-use super::sampling::Sampling;
+use super::sampling::{OutputLimit, Sampling};
 use super::sanitise::RemovedFields;
 use super::{auxiliary, bounds, responses, sanitise};
 use crate::error::{Error, ErrorKind};
@@ -174,12 +174,8 @@ pub struct Options {
     /// Whether the decode leg's engine will refuse the request because of members that a prefill
     /// leg does not carry.
     pub refusable: bool,
-    /// Maximum number of output tokens, if given. In chat, `max_completion_tokens` takes
-    /// precedence.
-    pub max_tokens: Option<u32>,
-    /// The most output tokens of a sample that an engine may read from the options; `None` if there
-    /// may be no limit.
-    pub most_tokens: Option<u32>,
+    /// How many output tokens a sample may have.
+    pub output: OutputLimit,
 }
 
 impl Options {
@@ -193,8 +189,7 @@ impl Options {
         embeds: false,
         engine_takes_turns: false,
         refusable: false,
-        max_tokens: None,
-        most_tokens: None,
+        output: OutputLimit { max_tokens: None, most_tokens: None },
     };
 }
 
@@ -297,6 +292,7 @@ impl Inbound {
             },
             _ => token_prompt(&body, &sampling, work)?,
         };
+        let output = sampling.output_limit()?;
         let options = Options {
             stream,
             include_usage,
@@ -306,9 +302,8 @@ impl Inbound {
             embeds: embeds(&body),
             engine_takes_turns: endpoint == Endpoint::Responses
                 && responses::engine_takes_turns(&body),
-            refusable: sampling.refusable()?,
-            max_tokens: sampling.max_tokens()?,
-            most_tokens: sampling.most_tokens()?,
+            refusable: sampling.refusable(output)?,
+            output,
         };
         Ok(Self {
             endpoint,

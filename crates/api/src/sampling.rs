@@ -30,6 +30,16 @@ pub fn edit_sampling(
     Ok(())
 }
 
+/// How many output tokens a sample may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutputLimit {
+    /// The maximum, if given. In chat, `max_completion_tokens` takes precedence.
+    pub max_tokens: Option<u32>,
+    /// The most that an engine may read from the options; `None` if there may be no limit. Engines
+    /// differ: SGLang lets `max_tokens` of a chat take precedence, and takes 0 for no limit.
+    pub most_tokens: Option<u32>,
+}
+
 /// The sampling options of a request.
 pub struct Sampling<'a> {
     members: Cow<'a, JsonObject>,
@@ -92,34 +102,19 @@ impl<'a> Sampling<'a> {
         matches!(self.endpoint, Endpoint::Responses | Endpoint::Messages)
     }
 
-    /// Maximum number of output tokens, if given. In chat, `max_completion_tokens` takes
-    /// precedence.
-    ///
-    /// # Errors
-    /// A 400 if the member is not a count.
-    pub fn max_tokens(&self) -> Result<Option<u32>, Error> {
-        match self.endpoint {
-            Endpoint::Chat => {
-                let newer = self.count("max_completion_tokens")?;
-                Ok(newer.or(self.count("max_tokens")?))
-            }
-            Endpoint::Responses => self.count("max_output_tokens"),
-            _ => self.count("max_tokens"),
-        }
-    }
-
-    /// The most output tokens of a sample that the options may mean; `None` if there may be no limit.
-    /// Engines differ: SGLang lets `max_tokens` of a chat take precedence, and takes 0 for no limit.
+    /// How many output tokens a sample may have.
     ///
     /// # Errors
     /// A 400 if a member is not a count.
-    pub fn most_tokens(&self) -> Result<Option<u32>, Error> {
-        let both = match self.endpoint {
+    pub fn output_limit(&self) -> Result<OutputLimit, Error> {
+        let [newer, given] = match self.endpoint {
             Endpoint::Chat => [self.count("max_completion_tokens")?, self.count("max_tokens")?],
-            _ => [self.max_tokens()?, None],
+            Endpoint::Responses => [self.count("max_output_tokens")?, None],
+            _ => [self.count("max_tokens")?, None],
         };
-        let most = both.into_iter().flatten().max();
-        Ok(most.filter(|_| !both.contains(&Some(0))))
+        let may_be_none = [newer, given].contains(&Some(0));
+        let most_tokens = newer.max(given).filter(|_| !may_be_none);
+        Ok(OutputLimit { max_tokens: newer.or(given), most_tokens })
     }
 
     /// Whether vLLM will refuse options that a prefill leg does not carry. vLLM requires
@@ -128,9 +123,8 @@ impl<'a> Sampling<'a> {
     ///
     /// # Errors
     /// A 400 that names the member of a wrong type.
-    pub fn refusable(&self) -> Result<bool, Error> {
+    pub fn refusable(&self, limit: OutputLimit) -> Result<bool, Error> {
         const DEFAULT_TOKENS: u32 = 16;
-        let said = self.max_tokens()?;
         let (default, stop) = match self.endpoint {
             Endpoint::Chat | Endpoint::Responses => (None, "stop"),
             Endpoint::Messages => (Some(0), "stop_sequences"),
@@ -139,7 +133,7 @@ impl<'a> Sampling<'a> {
         let min_tokens = self.count("min_tokens")?.unwrap_or(0);
         let stops = self.texts(stop)?;
         let no_text = self.raw("detokenize") == Some("false");
-        let most = said.or(default);
+        let most = limit.max_tokens.or(default);
         Ok(most == Some(0)
             || most.is_some_and(|max| min_tokens > max)
             || stops.iter().any(String::is_empty)

@@ -5,10 +5,10 @@ use std::net::IpAddr;
 
 /// A random id of 128 bits, as hex.
 pub fn random_id() -> String {
-    let digit = |value: u8| if value < 10 { b'0' + value } else { b'a' + value - 10 };
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let mut id = [0; 32];
     for (pair, byte) in id.chunks_exact_mut(2).zip(rand::random::<[u8; 16]>()) {
-        pair.copy_from_slice(&[byte >> 4, byte & 15].map(digit));
+        pair.copy_from_slice(&[byte >> 4, byte & 15].map(|value| DIGITS[usize::from(value)]));
     }
     // Digits are ASCII.
     std::str::from_utf8(&id).unwrap_or_default().to_owned()

@@ -29,7 +29,7 @@ impl Facts {
     /// Whether the engine that answers will refuse a request that a prefill engine would accept,
     /// because a prefill leg asks for one token only.
     fn only_decode_refuses(&self) -> bool {
-        let tokens = self.prompt_tokens.zip(self.options.max_tokens);
+        let tokens = self.prompt_tokens.zip(self.options.output.max_tokens);
         let sequence = tokens.map(|(prompt, max)| u64::from(prompt) + u64::from(max));
         let too_long = sequence.zip(self.context_tokens).is_some_and(|(n, max)| n > max.into());
         self.options.refusable || too_long
@@ -170,7 +170,7 @@ fn local_reason(model: &Model, facts: Facts) -> Option<LocalReason> {
         Some(LocalReason::ShortPrompt)
     } else if facts.only_decode_refuses() {
         Some(LocalReason::Refusable)
-    } else if facts.options.max_tokens == Some(1) {
+    } else if facts.options.output.max_tokens == Some(1) {
         Some(LocalReason::OneToken)
     } else if facts.no_hand_off {
         Some(LocalReason::NoHandOff)
@@ -181,6 +181,8 @@ fn local_reason(model: &Model, facts: Facts) -> Option<LocalReason> {
 
 #[cfg(test)]
 mod tests {
+    use splitrail_api::sampling::OutputLimit;
+
     use super::*;
 
     fn model() -> Model {
@@ -192,7 +194,8 @@ mod tests {
     }
 
     fn facts(change: impl FnOnce(&mut Facts)) -> Facts {
-        let options = Options { max_tokens: Some(50), ..Options::PLAIN };
+        let output = OutputLimit { max_tokens: Some(50), most_tokens: Some(50) };
+        let options = Options { output, ..Options::PLAIN };
         let mut facts = Facts {
             flow: RequestFlow::PrefillFirst,
             threshold: None,
@@ -217,13 +220,13 @@ mod tests {
         assert_eq!(then(|facts| facts.prompt_tokens = None), NextLegs::PrefillFirst);
         assert_eq!(then(|facts| facts.context_tokens = None), NextLegs::PrefillFirst);
         assert_eq!(then(|facts| facts.options.samples = 2), NextLegs::PrefillFirst);
-        assert_eq!(then(|facts| facts.options.max_tokens = Some(1)), NextLegs::OnPrefill);
+        assert_eq!(then(|facts| facts.options.output.max_tokens = Some(1)), NextLegs::OnPrefill);
         let reasons: [(Change, LocalReason); 7] = [
             (|facts| facts.prompt_tokens = Some(32), LocalReason::ShortPrompt),
             (|facts| facts.options.embeds = true, LocalReason::PromptEmbeds),
             (|facts| facts.options.engine_takes_turns = true, LocalReason::EngineTools),
             (|facts| facts.options.bypasses_cache = Some("x"), LocalReason::PromptLogprobs),
-            (|facts| facts.options.max_tokens = Some(51), LocalReason::Refusable),
+            (|facts| facts.options.output.max_tokens = Some(51), LocalReason::Refusable),
             (|facts| facts.options.refusable = true, LocalReason::Refusable),
             (|facts| facts.no_hand_off = true, LocalReason::NoHandOff),
         ];
@@ -237,7 +240,7 @@ mod tests {
         let model = Model { connector: Connector::Sglang, ..model() };
         let changes: [Change; 4] = [
             |facts| facts.prompt_tokens = Some(1),
-            |facts| facts.options.max_tokens = Some(1),
+            |facts| facts.options.output.max_tokens = Some(1),
             |facts| facts.options.refusable = true,
             |facts| facts.no_hand_off = true,
         ];
@@ -306,7 +309,7 @@ mod tests {
         };
         let samples = plan(|facts| facts.options.samples = 3);
         assert_eq!((samples.gate, samples.name()), (Some(0.8), "decode_first"));
-        let one = plan(|facts| facts.options.max_tokens = Some(1));
+        let one = plan(|facts| facts.options.output.max_tokens = Some(1));
         assert_eq!((one.gate, one.then), (Some(0.8), NextLegs::OnPrefill));
         let computed = plan(|facts| facts.options.bypasses_cache = Some("x"));
         assert_eq!((computed.gate, computed.name()), (None, "aggregated"));

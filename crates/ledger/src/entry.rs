@@ -284,7 +284,7 @@ impl Entry {
     pub fn prompt_tokens(&self) -> Option<u32> {
         let last =
             self.first_answering().or(self.prefill.as_ref()).or(self.below_threshold.as_ref())?;
-        last.figures(self.elsewhere()).map(|figures| figures.prompt_tokens)
+        last.prompt_length(self.elsewhere()).map(|(tokens, _)| tokens)
     }
 
     /// The number of tokens that were cached on the worker that computed the prompt: the prefill

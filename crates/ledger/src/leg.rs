@@ -289,12 +289,17 @@ impl LegFacts {
         }
     }
 
-    /// The figures of the leg; `None` if the length of the prompt is not known. `elsewhere` is the
-    /// length that the engine of the other leg reported.
-    pub fn figures(&self, elsewhere: Option<(u32, Origin)>) -> Option<Figures> {
+    /// The length of the prompt in tokens, and its source; `None` if it is not known. `elsewhere` is
+    /// the length that the engine of the other leg reported.
+    pub fn prompt_length(&self, elsewhere: Option<(u32, Origin)>) -> Option<(u32, Origin)> {
         let own = self.prompt_tokens.map(|tokens| (tokens, self.kind.origin()));
         let routers = self.expected.prompt_tokens.map(|tokens| (tokens, Origin::Estimate));
-        let (prompt_tokens, prompt_source) = own.or(elsewhere).or(routers)?;
+        own.or(elsewhere).or(routers)
+    }
+
+    /// The figures of the leg; `None` if the [length](Self::prompt_length) of the prompt is not known.
+    pub fn figures(&self, elsewhere: Option<(u32, Origin)>) -> Option<Figures> {
+        let (prompt_tokens, prompt_source) = self.prompt_length(elsewhere)?;
         let reported = self.credible_cached_tokens(prompt_tokens);
         let (cached, source) = match reported {
             Some(tokens) => (tokens.min(prompt_tokens), self.kind.origin()),

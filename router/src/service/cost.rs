@@ -11,7 +11,7 @@ use splitrail_ledger::close::UsedTokens;
 /// bytes.
 pub(super) fn expected(served: &Served, units: &[Unit], options: &Options, generates: bool) -> u64 {
     let weights = &served.config.token_weights;
-    let output = match (generates, options.max_tokens) {
+    let output = match (generates, options.output.max_tokens) {
         (false, _) => 0,
         (true, Some(tokens)) => u64::from(tokens),
         (true, None) => weights.output_default,
@@ -52,7 +52,7 @@ impl MostTokens {
         let prompt = prompts.map(|unit| unit.prompt_tokens.or(unknown).map(u64::from)).sum();
         let samples = u64::from(options.samples).saturating_mul(units.len() as u64);
         let of_sample = match generates {
-            true => options.most_tokens.or(context_tokens),
+            true => options.output.most_tokens.or(context_tokens),
             false => Some(0),
         };
         let completion = of_sample.map(|tokens| u64::from(tokens).saturating_mul(samples));

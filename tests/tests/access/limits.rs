@@ -129,20 +129,39 @@ async fn several_samples_of_a_fresh_prompt_cost_the_whole_prompt() {
 }
 
 /// A whole reply with this usage.
-fn reply_with(usage: &Value) -> String {
+fn reply_with(usage: &Value) -> ScriptedReply {
     let choice = json!({"index": 0, "text": "ok", "finish_reason": "length"});
     let reply = json!({
         "id": "x", "object": "text_completion", "created": 1, "model": "sim", "choices": [choice],
         "usage": usage,
     });
-    reply.to_string()
+    ScriptedReply::json(200, &reply.to_string())
 }
 
-/// A router with a tenant `acme` in front of an engine that always gives the same reply.
-async fn with_reply(keys: &Keys, tokens_per_day: u32, reply: &str) -> (Cluster, ScriptedServer) {
-    let reply = reply.to_owned();
+/// A streamed message that counts its prompt when it begins, and nothing when it ends.
+fn message_without_usage() -> ScriptedReply {
+    let start = json!({
+        "id": "m", "type": "message", "role": "assistant", "content": [],
+        "usage": {"input_tokens": 2, "output_tokens": 1},
+    });
+    let events = [
+        json!({"type": "message_start", "message": start}),
+        json!({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": null}),
+        json!({"type": "message_stop"}),
+    ];
+    let named =
+        |event: &Value| format!("event: {}\ndata: {event}\n\n", event["type"].as_str().unwrap());
+    ScriptedReply::events(&events.iter().map(named).collect::<String>())
+}
+
+/// A router with a tenant `acme` in front of an engine whose replies are all made by `reply`.
+async fn with_reply(
+    keys: &Keys,
+    tokens_per_day: u32,
+    reply: impl Fn() -> ScriptedReply + Send + Sync + 'static,
+) -> (Cluster, ScriptedServer) {
     let engine = ScriptedServer::start(move |heard| match heard.is_inference() {
-        true => ScriptedReply::json(200, &reply),
+        true => reply(),
         false => ScriptedReply::json(200, r#"{"data":[{"id":"sim"}]}"#),
     })
     .await;
@@ -171,7 +190,7 @@ async fn what_an_engine_claims_costs_no_more_than_the_request_can_have() {
         "prompt_tokens": 4_000_000_000_u32, "completion_tokens": 4_000_000_000_u32,
         "total_tokens": 4_000_000_000_u32,
     });
-    let (cluster, _engine) = with_reply(&keys, 1000, &reply_with(&usage)).await;
+    let (cluster, _engine) = with_reply(&keys, 1000, move || reply_with(&usage)).await;
     let mut body = completion("a b c");
     body["max_tokens"] = json!(1);
     for _ in 0..3 {
@@ -184,21 +203,31 @@ async fn what_an_engine_claims_costs_no_more_than_the_request_can_have() {
 
 #[tokio::test]
 async fn a_request_of_which_the_engine_does_not_report_all_tokens_costs_what_it_had_reserved() {
-    for usage in [Value::Null, json!({"prompt_tokens": 2})] {
+    let message = json!({
+        "model": "sim", "max_tokens": 500, "stream": true,
+        "messages": [{"role": "user", "content": "a b c"}],
+    });
+    let mut prompt = completion("a b c");
+    prompt["max_tokens"] = json!(500);
+    let replies: [(&str, &Value, fn() -> ScriptedReply); 3] = [
+        (COMPLETIONS, &prompt, || reply_with(&Value::Null)),
+        (COMPLETIONS, &prompt, || reply_with(&json!({"prompt_tokens": 2}))),
+        (MESSAGES, &message, message_without_usage),
+    ];
+    for (path, body, reply) in replies {
         let mut keys = Keys::empty();
         let acme = keys.tenant("acme");
-        let (cluster, _engine) = with_reply(&keys, 5000, &reply_with(&usage)).await;
+        let (cluster, _engine) = with_reply(&keys, 5000, reply).await;
         let authorization = bearer(&acme);
         let headers = [("authorization", authorization.as_str())];
         let left = async || {
             let reply = cluster.http.get_with("/v1/models", &headers).await;
             number(&reply, "x-ratelimit-remaining-tokens")
         };
-        let mut body = completion("a b c");
-        body["max_tokens"] = json!(500);
         let before = left().await;
-        assert_eq!(complete(&cluster.http, &acme, &body).await.status, 200);
-        assert!((501..600).contains(&(before - left().await)), "{before} {}", left().await);
+        assert_eq!(post(&cluster.http, path, &acme, body).await.status, 200);
+        let spent = before - left().await;
+        assert!((501..600).contains(&spent), "{path}: {spent}");
     }
 }
 

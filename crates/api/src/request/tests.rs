@@ -88,7 +88,7 @@ fn token_ids_come_with_sampling_parameters_of_their_own() {
     let inbound = read("[1,2]", sampling).unwrap();
     assert!(matches!(&inbound.prompts[..], [(Prompt::Tokens(ids), None)] if ids == &[1, 2]));
     let options = inbound.options;
-    assert_eq!((options.n, options.samples, options.max_tokens), (2, 2, Some(7)));
+    assert_eq!((options.n, options.samples, options.output.max_tokens), (2, 2, Some(7)));
     assert_eq!(options.bypasses_cache, Some("skip_reading_prefix_cache"));
     for sampling in [r#"{"min_tokens":17}"#, r#"{"stop":"a","detokenize":false}"#] {
         assert!(read("[1]", sampling).unwrap().options.refusable, "{sampling}");
@@ -134,7 +134,7 @@ fn wrong_types_are_named() {
 fn the_most_tokens_are_those_of_any_reading_of_the_options() {
     let most = |endpoint, members: &str| {
         let body = JsonObject::parse_str(&format!("{{{members}}}")).unwrap();
-        Sampling::of(&body, endpoint).unwrap().most_tokens().unwrap()
+        Sampling::of(&body, endpoint).unwrap().output_limit().unwrap().most_tokens
     };
     let chat = |members| most(Endpoint::Chat, members);
     assert_eq!(chat(r#""max_tokens":9,"max_completion_tokens":1"#), Some(9));

@@ -76,7 +76,7 @@ fn put_request(out: &mut Vec<u8>, summary: &Summary<'_>) {
         if options.n > 1 {
             number(out, "gen_ai.request.choice.count", options.n.into());
         }
-        if let Some(tokens) = options.max_tokens {
+        if let Some(tokens) = options.output.max_tokens {
             number(out, "gen_ai.request.max_tokens", tokens.into());
         }
     }
