@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use splitrail_access::{Access, AccessError};
 use splitrail_config::Config;
-use splitrail_fleet::Serving;
+use splitrail_fleet::ServedModels;
 use splitrail_fleet::models::{ModelError, SharedParts, models};
 use splitrail_ledger::request_files::RequestFiles;
 use splitrail_telemetry::Metrics;
@@ -57,9 +57,13 @@ pub fn assemble(config: Config) -> Result<Arc<Core>, AssembleError> {
 ///
 /// # Errors
 /// A model's credential, tokenizer or chat template cannot be loaded.
-pub fn reassemble(config: Config, core: &Core, before: &Serving) -> Result<Serving, ModelError> {
+pub fn reassemble(
+    config: Config,
+    core: &Core,
+    before: &ServedModels,
+) -> Result<ServedModels, ModelError> {
     let config = Arc::new(config);
     let shared = SharedParts { memory: &core.memory, metrics: &core.metrics };
     let models = models(&config, shared, Some(before))?;
-    Ok(Serving::new(models, config))
+    Ok(ServedModels::new(models, config))
 }

@@ -18,7 +18,7 @@ use splitrail_api::name::Name;
 use splitrail_api::shares::ClientShare;
 use splitrail_config::model::{Config, OnNoPrefill, RequestFlow};
 use splitrail_fleet::parity::Parity;
-use splitrail_fleet::{Cluster, Served, Serving, Worker};
+use splitrail_fleet::{Cluster, ServedModel, ServedModels, Worker};
 use splitrail_flow::prepare::Preparer;
 use splitrail_ledger::audit::Audit;
 use splitrail_ledger::decisions::Decisions;
@@ -103,7 +103,7 @@ pub struct Core {
 impl Core {
     /// A core that serves `models`.
     pub fn new(
-        models: Vec<Arc<Served>>,
+        models: Vec<Arc<ServedModel>>,
         config: Arc<Config>,
         metrics: Metrics,
         memory: Arc<MemoryBudget>,
@@ -142,7 +142,7 @@ impl Core {
     }
 
     /// The current state. A request takes it once and uses it to its end.
-    pub fn serving(&self) -> Arc<Serving> {
+    pub fn serving(&self) -> Arc<ServedModels> {
         self.cluster.serving()
     }
 

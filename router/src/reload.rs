@@ -22,7 +22,7 @@ pub use prepare::ReloadError;
 pub use report::{ReloadReport, problem_json};
 
 use crate::core::Core;
-use splitrail_fleet::{Fleet, Serving};
+use splitrail_fleet::{Fleet, ServedModels};
 
 /// Maximum number of reloads that wait for the running one; a further one would find the same file.
 const WAITING_MAX: usize = 16;
@@ -116,7 +116,7 @@ fn apply(
     core: &Core,
     fleet: &Fleet,
     file: &Path,
-    before: &Serving,
+    before: &ServedModels,
 ) -> Result<ReloadReport, ReloadError> {
     let PreparedReload { serving, access, report } = prepare::prepare(file, core, before)?;
     if core.is_draining() {

@@ -18,7 +18,7 @@ use splitrail_api::{Endpoint, JsonObject};
 use splitrail_config::model::RequestFlow;
 use splitrail_flow::context::{Context, ReplyRoom, flow_name};
 use splitrail_flow::generate::StartedReply;
-use splitrail_flow::prepare::{Payload, Prepared, Unit, prepare};
+use splitrail_flow::prepare::{Payload, PreparedRequest, Unit, prepare};
 use splitrail_flow::relay::detailed;
 use splitrail_flow::reply::detail::Detail;
 use splitrail_flow::reply::merge::{self, Batch, Events, Places};
@@ -187,8 +187,16 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
     let prepared =
         prepare(&core.preparer, call.endpoint, call.body, tenant.as_ref(), scope.memory()).await?;
     prepared.count(&core.metrics);
-    let Prepared { served, endpoint, options, threshold, units, samples_apart, removed, memory } =
-        prepared;
+    let PreparedRequest {
+        served,
+        endpoint,
+        options,
+        threshold,
+        units,
+        samples_apart,
+        removed,
+        memory,
+    } = prepared;
     scope.admit_units(units.len())?;
     let flow = call.steering.flow_for(&served.config)?;
     let flow = if endpoint.generates() { flow } else { RequestFlow::Aggregated };

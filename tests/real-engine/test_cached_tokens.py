@@ -94,14 +94,14 @@ def test_a_salt_has_a_cache_of_its_own(router):
 
 
 @ENDPOINTS
-def test_a_stream_without_the_wish_for_usage_has_none(router, endpoint):
+def test_a_stream_that_does_not_ask_for_usage_has_none(router, endpoint):
     answer = ask(router, endpoint, new_prompt(endpoint), stream=True, stream_options={})
     assert answer.text
     assert answer.usages == []
 
 
 @ENDPOINTS
-def test_a_stream_with_the_wish_for_usage_has_one_with_cached_tokens(router, endpoint):
+def test_a_stream_that_asks_for_usage_has_one_with_cached_tokens(router, endpoint):
     answer = ask(router, endpoint, new_prompt(endpoint), stream=True)
     (usage,) = answer.usages
     assert usage.prompt_tokens_details.cached_tokens == 0

@@ -13,7 +13,7 @@ pub struct RouterProcess {
     child: Child,
     /// The front door.
     pub http: SocketAddr,
-    /// The gRPC front door.
+    /// The gRPC listener.
     pub grpc: SocketAddr,
     /// The admin listener.
     pub admin: SocketAddr,

@@ -44,7 +44,7 @@ pub struct Spec {
     pub model: String,
     /// Further top-level keys, as YAML lines. Relative paths start at [`Cluster::files`].
     pub top: String,
-    /// Whether the gRPC door serves `Explain`.
+    /// Whether the gRPC listener serves `Explain`.
     pub grpc_explain: bool,
     /// Further keys of `listen`, behind a comma.
     pub admin_access: &'static str,

@@ -7,7 +7,7 @@ use crate::binary::RouterProcess;
 use crate::client::Client;
 use crate::cluster::{eventually, metric_in};
 
-/// The router and clients of both doors.
+/// The router and clients of both listeners.
 pub struct Front {
     /// The router.
     pub router: RouterProcess,

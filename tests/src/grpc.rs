@@ -14,7 +14,7 @@ use tonic::body::Body;
 pub type FrontDoor = FrontDoorServiceClient<Client<HttpConnector, Body>>;
 
 /// A client of `address`.
-pub fn front_door(address: SocketAddr) -> FrontDoor {
+pub fn grpc_client(address: SocketAddr) -> FrontDoor {
     let http = Client::builder(TokioExecutor::new()).http2_only(true).build(HttpConnector::new());
     let origin = format!("http://{address}").parse().expect("an origin");
     FrontDoorServiceClient::with_origin(http, origin)
@@ -30,7 +30,7 @@ pub async fn generate(
     address: SocketAddr,
     request: v1::GenerateRequest,
 ) -> Result<Vec<Event>, tonic::Status> {
-    let mut stream = front_door(address).generate(request).await?.into_inner();
+    let mut stream = grpc_client(address).generate(request).await?.into_inner();
     let mut events = Vec::new();
     while let Some(response) = stream.message().await? {
         events.extend(response.event);

@@ -54,7 +54,7 @@ pub enum ScriptedReply {
         /// When to end.
         max_bytes: usize,
     },
-    /// Bytes, and more of them once the post is told to let go, or the other side leaves.
+    /// Bytes, and more of them once the server is told to `release`, or the other side leaves.
     Held {
         /// Status line, headers and what comes at once.
         first: Vec<u8>,
@@ -91,7 +91,7 @@ pub const STREAM_HEAD: &[u8] =
 
 type Script = dyn Fn(&ReceivedRequest) -> ScriptedReply + Send + Sync;
 
-/// The post. Dropping it closes its door and its connections.
+/// A server whose replies a test writes. Dropping it closes its listener and its connections.
 pub struct ScriptedServer {
     address: SocketAddr,
     shared: Arc<Shared>,
@@ -107,7 +107,7 @@ struct Shared {
 }
 
 impl ScriptedServer {
-    /// Opens a post that answers as `script` says.
+    /// Starts a server that answers as `script` says.
     pub async fn start(
         script: impl Fn(&ReceivedRequest) -> ScriptedReply + Send + Sync + 'static,
     ) -> Self {

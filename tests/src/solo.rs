@@ -10,7 +10,7 @@ use crate::client::Client;
 use crate::cluster::{eventually, metric_in};
 use crate::scripted_server::{ReceivedRequest, ScriptedReply, ScriptedServer};
 
-/// The router, its engine and clients of both doors.
+/// The router, its engine and clients of both listeners.
 pub struct Solo {
     /// The engine.
     pub post: ScriptedServer,

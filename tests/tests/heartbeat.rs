@@ -228,7 +228,7 @@ fn large_events() -> Vec<(&'static str, &'static str, Headers, String)> {
     ]
 }
 
-/// Calls of the gRPC door whose messages are long.
+/// Calls of the gRPC listener whose messages are long.
 fn large_calls() -> Vec<(&'static str, v1::GenerateRequest)> {
     let of = |prompt| v1::GenerateRequest { prompt: Some(prompt), ..text_request("", "") };
     let message = |text: &str| v1::ChatMessage { role: text.into(), ..Default::default() };

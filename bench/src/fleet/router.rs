@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use splitrail_fleet::Served;
+use splitrail_fleet::ServedModel;
 use splitrail_router::assemble::assemble;
 use splitrail_router::run::Running;
 use splitrail_sim::write_tokenizer;
@@ -19,7 +19,7 @@ pub(super) struct Router {
     /// The router.
     pub(super) running: Running,
     /// The model that the router serves.
-    pub(super) served: Arc<Served>,
+    pub(super) served: Arc<ServedModel>,
     _files: TempDir,
 }
 

@@ -11,6 +11,7 @@
 
 use std::borrow::Cow;
 
+use serde_json::{Value, json};
 use splitrail_engine::dialect::Dialect;
 use splitrail_engine::json::{Member, Members, pick};
 use splitrail_engine::usage::read_count;
@@ -56,6 +57,37 @@ pub fn rewrite(dialect: Dialect, raw: &str, told: Option<u32>) -> Option<String>
     }
     out.push('}');
     Some(out)
+}
+
+/// The usage of a reply for which nothing was generated, with the cached tokens if they are known.
+pub fn usage_of_prompt(dialect: Dialect, prompt_tokens: u32, cached_tokens: Option<u32>) -> Value {
+    let details = cached_tokens.map(|tokens| json!({"cached_tokens": tokens}));
+    let (mut usage, key, details) = match dialect {
+        Dialect::Chunks => (
+            json!({
+                "prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens,
+                "completion_tokens": 0,
+            }),
+            "prompt_tokens_details",
+            details,
+        ),
+        Dialect::Responses => (
+            json!({
+                "input_tokens": prompt_tokens, "total_tokens": prompt_tokens, "output_tokens": 0,
+            }),
+            "input_tokens_details",
+            details,
+        ),
+        Dialect::Messages => {
+            let rest = prompt_tokens.saturating_sub(cached_tokens.unwrap_or(0));
+            let usage = json!({"input_tokens": rest, "output_tokens": 0});
+            (usage, "cache_read_input_tokens", cached_tokens.map(Value::from))
+        }
+    };
+    if let Some(details) = details {
+        usage[key] = details;
+    }
+    usage
 }
 
 const CACHED: &str = "cached_tokens";

@@ -139,7 +139,7 @@ pub struct Ledger {
     /// workers, and no content. Each router needs its own file. Without a path, no file is written.
     pub path: Option<PathBuf>,
     /// When the file is rotated.
-    pub rotate: Rotate,
+    pub rotate: Rotation,
     /// Interval between log lines with the totals of each model that had requests (requests, hits,
     /// tokens). `0s` disables them.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
@@ -149,7 +149,7 @@ pub struct Ledger {
 
 impl Default for Ledger {
     fn default() -> Self {
-        Self { path: None, rotate: Rotate::default(), log_interval: Duration::from_secs(60) }
+        Self { path: None, rotate: Rotation::default(), log_interval: Duration::from_secs(60) }
     }
 }
 
@@ -162,7 +162,7 @@ pub struct RecordConfig {
     /// Each router needs its own file. Without a path, no file is written.
     pub path: Option<PathBuf>,
     /// When the file is rotated.
-    pub rotate: Rotate,
+    pub rotate: Rotation,
     /// The share of requests that are recorded, chosen at random. A replay of a sample finds fewer
     /// cache hits than the whole traffic.
     #[schemars(range(min = 0.0, max = 1.0))]
@@ -171,7 +171,7 @@ pub struct RecordConfig {
 
 impl Default for RecordConfig {
     fn default() -> Self {
-        Self { path: None, rotate: Rotate::default(), sample: 1.0 }
+        Self { path: None, rotate: Rotation::default(), sample: 1.0 }
     }
 }
 
@@ -184,13 +184,13 @@ pub struct AuditConfig {
     /// file. Without a path, no file is written.
     pub path: Option<PathBuf>,
     /// When the file is rotated.
-    pub rotate: Rotate,
+    pub rotate: Rotation,
 }
 
 /// Rotation of a file.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
-pub struct Rotate {
+pub struct Rotation {
     /// Size from which the file is rotated: it is renamed to `PATH.1`, the former `PATH.1`
     /// to `PATH.2`, and so on.
     #[serde(rename = "size_max")]
@@ -202,7 +202,7 @@ pub struct Rotate {
     pub files_max: u32,
 }
 
-impl Default for Rotate {
+impl Default for Rotation {
     fn default() -> Self {
         Self { max_bytes: 256 << 20, files_max: 64 }
     }

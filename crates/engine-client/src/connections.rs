@@ -29,7 +29,7 @@ use crate::framing::{Framing, Head, HttpDate, Malformed};
 use crate::guarded::Resolver;
 use crate::stream::{Stream, peer};
 use crate::tls::{TlsSettings, refused};
-use crate::wire::{Broken, Connection, EngineRequest, NoReplyReason, Peer};
+use crate::wire::{Connection, EngineRequest, NoReplyReason, Peer, ReplyError};
 use rustc_hash::FxBuildHasher;
 
 /// vLLM closes idle connections after 5 s. The router closes them earlier, so that a request is
@@ -333,12 +333,12 @@ impl EngineBody {
 
 impl Body for EngineBody {
     type Data = Bytes;
-    type Error = Broken;
+    type Error = ReplyError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, ReplyError>>> {
         let this = &mut *self;
         let Some(wire) = this.wire.as_mut().filter(|_| !this.framing.has_ended()) else {
             return Poll::Ready(None);

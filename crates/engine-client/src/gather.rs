@@ -10,7 +10,7 @@ use prometheus::IntCounterVec;
 
 use super::engine::Engine;
 use crate::connections::EngineBody;
-use crate::wire::Broken;
+use crate::wire::ReplyError;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::memory_budget::{Charge, MemoryBudget, full, shed};
 use splitrail_api::unread::UnreadReply;
@@ -57,7 +57,7 @@ impl ReplyMemory {
 #[derive(Debug)]
 pub(super) enum GatherError {
     /// The reply was truncated or invalid.
-    Broken(Broken),
+    Broken(ReplyError),
     /// The reply is longer than allowed.
     TooLong,
     /// All requests together hold as much memory as they may.

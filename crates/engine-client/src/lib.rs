@@ -38,7 +38,7 @@ pub use gather::{ReplyMemory, ReplyRoom};
 pub use proof::{Proof, Shape};
 pub use question::{NoReply, Question, WholeReply};
 pub use revocable_body::{RevocableBody, SendState};
-pub use timers::{Late, Timer, Timers};
+pub use timers::{TimeoutError, Timer, Timers};
 pub use tls::TlsSettings;
 
 use crate::networks::Networks;
@@ -50,9 +50,9 @@ use gather::gather;
 use guarded::Resolver;
 use splitrail_api::error::Error;
 use splitrail_api::text::random_id;
-pub use wire::Broken;
 use wire::EngineRequest;
 pub use wire::Peer;
+pub use wire::ReplyError;
 
 const TRACEPARENT: &str = "traceparent";
 const TRACESTATE: &str = "tracestate";

@@ -15,7 +15,7 @@ use crate::connections::{BegunReply, Class, Destination, Failure};
 use crate::failure::io_cause;
 use crate::framing::Malformed;
 use crate::gather::{GatherError, gather};
-use crate::wire::{Broken, EngineRequest, Peer};
+use crate::wire::{EngineRequest, Peer, ReplyError};
 use crate::{EngineClient, JSON, X_RANK, X_REQUEST_ID};
 
 /// The class of connections for questions; none of them is kept.
@@ -119,8 +119,10 @@ impl EngineClient {
                 GatherError::TooLong | GatherError::NoMemory | GatherError::NoRoom(_) => {
                     NoReply::TooLong
                 }
-                GatherError::Broken(Broken::Closed) => NoReply::Closed,
-                GatherError::Broken(Broken::Malformed(malformed)) => NoReply::NotHttp(malformed),
+                GatherError::Broken(ReplyError::Closed) => NoReply::Closed,
+                GatherError::Broken(ReplyError::Malformed(malformed)) => {
+                    NoReply::NotHttp(malformed)
+                }
             })?;
             let date = date.and_then(|date| date.time());
             let peer = peer.map(|Peer(address)| address);

@@ -22,11 +22,11 @@ const BETWEEN_MAX_BYTES: usize = 32 << 10;
 pub(super) enum Stream {
     Plain(TcpStream),
     // Boxed so that connections without TLS do not grow to the size of those with TLS.
-    Tls(Box<Secured>),
+    Tls(Box<SecureStream>),
 }
 
 /// A stream over TLS.
-pub(super) struct Secured {
+pub(super) struct SecureStream {
     stream: TlsStream<Records>,
     /// The alert with which the engine ended the connection.
     alert: Option<AlertDescription>,
@@ -50,7 +50,7 @@ impl From<TcpStream> for Stream {
 impl Stream {
     /// A connection whose handshake has succeeded.
     pub(super) fn secured(stream: TlsStream<Records>) -> Self {
-        Self::Tls(Box::new(Secured { stream, alert: None }))
+        Self::Tls(Box::new(SecureStream { stream, alert: None }))
     }
 
     /// What has arrived since the last reply. Asks the socket, because the runtime's readiness
@@ -84,7 +84,7 @@ fn arrived(socket: &TcpStream) -> ArrivedData {
     }
 }
 
-impl Secured {
+impl SecureStream {
     /// Reads the records that have arrived. Messages of TLS itself, such as a session ticket after
     /// the handshake or a new key (RFC 8446, section 4.6), are no bytes of a reply: the connection
     /// stays usable. It is not usable after the engine's `close_notify`, even if TCP is still
@@ -122,7 +122,7 @@ impl AsyncRead for Stream {
         match self.get_mut() {
             Self::Plain(socket) => Pin::new(socket).poll_read(context, into),
             Self::Tls(secured) => {
-                let Secured { stream, alert } = &mut **secured;
+                let SecureStream { stream, alert } = &mut **secured;
                 let read = Pin::new(stream).poll_read(context, into);
                 if let Poll::Ready(Err(error)) = &read
                     && let Some(rustls::Error::AlertReceived(received)) = tls_cause(error)

@@ -41,7 +41,7 @@ thread_local! {
 
 /// The timeout of a call was reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Late;
+pub struct TimeoutError;
 
 impl Timers {
     /// A timer for calls with this timeout. When dropped, it becomes a spare timer.
@@ -52,12 +52,12 @@ impl Timers {
     /// Runs a call with a timeout.
     ///
     /// # Errors
-    /// [`Late`] if the call has not ended within the timeout.
+    /// [`TimeoutError`] if the call has not ended within the timeout.
     pub async fn bound<T>(
         self: &Arc<Self>,
         limit: Duration,
         call: impl Future<Output = T>,
-    ) -> Result<T, Late> {
+    ) -> Result<T, TimeoutError> {
         self.of(limit).bound(call).await
     }
 
@@ -97,8 +97,8 @@ impl Timer {
     /// Runs a call with the timer's timeout.
     ///
     /// # Errors
-    /// [`Late`] if the call has not ended within the timeout.
-    pub async fn bound<T>(&mut self, call: impl Future<Output = T>) -> Result<T, Late> {
+    /// [`TimeoutError`] if the call has not ended within the timeout.
+    pub async fn bound<T>(&mut self, call: impl Future<Output = T>) -> Result<T, TimeoutError> {
         let due = Instant::now() + self.limit;
         let mut call = pin!(call);
         poll_fn(|context| match call.as_mut().poll(context) {
@@ -108,7 +108,7 @@ impl Timer {
         .await
     }
 
-    fn poll_late(&mut self, due: Instant, context: &mut Context<'_>) -> Poll<Late> {
+    fn poll_late(&mut self, due: Instant, context: &mut Context<'_>) -> Poll<TimeoutError> {
         let sleep = self.sleep.get_or_insert_with(|| self.timers.take(self.limit, due));
         if sleep.deadline() > due {
             sleep.as_mut().reset(due);
@@ -116,7 +116,7 @@ impl Timer {
         loop {
             ready!(sleep.as_mut().poll(context));
             if Instant::now() >= due {
-                return Poll::Ready(Late);
+                return Poll::Ready(TimeoutError);
             }
             sleep.as_mut().reset(due);
         }
@@ -154,10 +154,10 @@ mod tests {
             assert_eq!(timers.bound(100 * MS, sleep(60 * MS)).await, Ok(()));
         }
         let began = Instant::now();
-        assert_eq!(timers.bound(100 * MS, pending::<()>()).await, Err(Late));
+        assert_eq!(timers.bound(100 * MS, pending::<()>()).await, Err(TimeoutError));
         assert_eq!(began.elapsed(), 100 * MS, "an older timer may fire earlier");
         let began = Instant::now();
-        assert_eq!(timers.bound(30 * MS, pending::<()>()).await, Err(Late));
+        assert_eq!(timers.bound(30 * MS, pending::<()>()).await, Err(TimeoutError));
         assert_eq!(began.elapsed(), 30 * MS);
     }
 
@@ -171,7 +171,7 @@ mod tests {
             assert_eq!(timer.bound(sleep(150 * MS)).await, Ok(()));
         }
         let began = Instant::now();
-        assert_eq!(timer.bound(pending::<()>()).await, Err(Late));
+        assert_eq!(timer.bound(pending::<()>()).await, Err(TimeoutError));
         assert_eq!(began.elapsed(), 200 * MS);
     }
 }

@@ -42,7 +42,7 @@ pub struct Peer(pub IpAddr);
 
 /// Why a reply that has begun could not be read to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Broken {
+pub enum ReplyError {
     /// The connection ended.
     #[error("closed the connection in mid-reply")]
     Closed,
@@ -51,7 +51,7 @@ pub enum Broken {
     Malformed(#[from] Malformed),
 }
 
-impl From<io::Error> for Broken {
+impl From<io::Error> for ReplyError {
     fn from(_: io::Error) -> Self {
         Self::Closed
     }
@@ -242,7 +242,7 @@ impl Connection {
     /// The result of an exchange; `sent` if the whole request was written.
     fn classify(
         &self,
-        head: Result<Head, Broken>,
+        head: Result<Head, ReplyError>,
         kept: bool,
         sent: bool,
         interim: Interim,
@@ -251,12 +251,14 @@ impl Connection {
         const PAYLOAD_TOO_LARGE: StatusCode = StatusCode::PAYLOAD_TOO_LARGE;
         match head {
             // No byte of a reply has arrived.
-            Err(Broken::Closed) if kept && self.read.is_empty() && interim.is_empty() => Err(STALE),
-            Err(Broken::Closed) => match self.socket.alert().filter(|_| self.read.is_empty()) {
+            Err(ReplyError::Closed) if kept && self.read.is_empty() && interim.is_empty() => {
+                Err(STALE)
+            }
+            Err(ReplyError::Closed) => match self.socket.alert().filter(|_| self.read.is_empty()) {
                 Some(alert) if !kept => Err(NoReplyReason::Refused(alert)),
                 _ => Err(NoReplyReason::Closed),
             },
-            Err(Broken::Malformed(malformed)) => Err(NoReplyReason::Malformed(malformed)),
+            Err(ReplyError::Malformed(malformed)) => Err(NoReplyReason::Malformed(malformed)),
             // A server that stops waiting sends 408 before it closes the connection.
             Ok(head) if kept && head.status == StatusCode::REQUEST_TIMEOUT => Err(STALE),
             Ok(head) if sent => Ok(head),
@@ -275,7 +277,7 @@ impl Connection {
         &mut self,
         sending: &mut RequestWrite<'_>,
         context: &mut Context<'_>,
-    ) -> Poll<Result<(), Broken>> {
+    ) -> Poll<Result<(), ReplyError>> {
         const AT_ONCE: usize = 16;
         while !sending.is_done() {
             let mut slices = [IoSlice::new(&[]); AT_ONCE];
@@ -283,25 +285,25 @@ impl Connection {
             let slices = &slices[..count];
             let bytes = ready!(Pin::new(&mut self.socket).poll_write_vectored(context, slices))?;
             if bytes == 0 {
-                return Poll::Ready(Err(Broken::Closed));
+                return Poll::Ready(Err(ReplyError::Closed));
             }
             sending.written += bytes;
         }
         // TLS may hold encrypted bytes that the socket has not taken yet.
-        Pin::new(&mut self.socket).poll_flush(context).map_err(Broken::from)
+        Pin::new(&mut self.socket).poll_flush(context).map_err(ReplyError::from)
     }
 
     fn poll_begun(
         &mut self,
         interim: &mut Interim,
         context: &mut Context<'_>,
-    ) -> Poll<Result<Head, Broken>> {
+    ) -> Poll<Result<Head, ReplyError>> {
         loop {
             if let Some(head) = begun(&mut self.read, interim)? {
                 return Poll::Ready(Ok(head));
             }
             if ready!(self.poll_read(READ_BYTES, context))? == 0 {
-                return Poll::Ready(Err(Broken::Closed));
+                return Poll::Ready(Err(ReplyError::Closed));
             }
         }
     }
@@ -327,7 +329,7 @@ impl Connection {
         &mut self,
         framing: &mut Framing,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Bytes, Broken>>> {
+    ) -> Poll<Option<Result<Bytes, ReplyError>>> {
         loop {
             match framing.next(&mut self.read) {
                 Ok(Piece::Data(data)) => return Poll::Ready(Some(Ok(data))),
@@ -338,7 +340,7 @@ impl Connection {
             let bytes = framing.left().clamp(READ_BYTES, READ_MAX_BYTES);
             match ready!(self.poll_read(bytes, context)) {
                 Ok(0) if framing.ends_with_connection() => return Poll::Ready(None),
-                Ok(0) | Err(_) => return Poll::Ready(Some(Err(Broken::Closed))),
+                Ok(0) | Err(_) => return Poll::Ready(Some(Err(ReplyError::Closed))),
                 Ok(_) => {}
             }
         }

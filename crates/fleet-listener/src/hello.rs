@@ -15,7 +15,7 @@ use splitrail_config::model::{Discovery, Role, WorkerConfig};
 use splitrail_config::{engine_address, http_address};
 use splitrail_engine_client::networks::literal;
 use splitrail_fleet::Cluster;
-use splitrail_fleet::Served;
+use splitrail_fleet::ServedModel;
 use splitrail_fleet::{Fleet, WorkerSource};
 
 /// The version of the protocol between shims and routers.
@@ -33,7 +33,7 @@ const SECRET_BYTES: std::ops::RangeInclusive<usize> = 16..=64;
 
 /// What a hello asks for: the worker, and the proofs that its shim gave.
 pub(super) struct CheckedHello {
-    pub(super) served: Arc<Served>,
+    pub(super) served: Arc<ServedModel>,
     /// The worker in the form of the configuration.
     pub(super) config: WorkerConfig,
     pub(super) authority: Authority,
@@ -106,7 +106,7 @@ fn may_speak_for(
     Ok(())
 }
 
-fn check_hello(hello: v1::Hello, served: Option<Arc<Served>>) -> Result<CheckedHello, Status> {
+fn check_hello(hello: v1::Hello, served: Option<Arc<ServedModel>>) -> Result<CheckedHello, Status> {
     if hello.protocol != PROTOCOL {
         let message = format!(
             "protocol {} is not supported; this router supports {PROTOCOL}",

@@ -24,7 +24,7 @@ use super::claims::WorkerSource;
 use super::parity::{Cause, Parity, ParityState};
 use super::worker::Worker;
 use crate::Cluster;
-use crate::Served;
+use crate::ServedModel;
 use ask::{CanaryRefusal, Reply};
 use diagnose::{CanaryBlocks, CanaryResult};
 use prompt::Prompt;
@@ -42,7 +42,7 @@ const AGAIN_MIN: Duration = Duration::from_secs(1);
 /// Asks one worker repeatedly until the task is aborted.
 pub(super) async fn run(
     cluster: Arc<Cluster>,
-    served: Arc<Served>,
+    served: Arc<ServedModel>,
     worker: Arc<Worker>,
     leading: WorkerSource,
 ) {
@@ -83,7 +83,7 @@ async fn another(standing: &mut watch::Receiver<ParityState>, round: u64) {
 
 struct Canary {
     cluster: Arc<Cluster>,
-    served: Arc<Served>,
+    served: Arc<ServedModel>,
     worker: Arc<Worker>,
     /// Whether a shim reports for the engine.
     has_shim: bool,

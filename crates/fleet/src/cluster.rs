@@ -9,13 +9,13 @@ use splitrail_telemetry::metrics::Scope;
 use tokio::time::Instant;
 
 use super::releases::Releases;
-use super::served::{Served, Serving};
+use super::served::{ServedModel, ServedModels};
 use splitrail_config::model::{Config, Events, FleetConfig};
 use splitrail_engine_client::networks::Networks;
 
 /// The served models, and the settings of the configuration that only a restart changes.
 pub struct Cluster {
-    serving: ArcSwap<Serving>,
+    serving: ArcSwap<ServedModels>,
     /// Seed of the block hashes.
     pub hash_seed: HashSeed,
     /// The settings for shims that attach.
@@ -35,7 +35,7 @@ pub struct Cluster {
 
 impl Cluster {
     /// A cluster that serves `models`.
-    pub fn new(models: Vec<Arc<Served>>, config: Arc<Config>, metrics: Arc<Metrics>) -> Self {
+    pub fn new(models: Vec<Arc<ServedModel>>, config: Arc<Config>, metrics: Arc<Metrics>) -> Self {
         let fleet = config.fleet.clone();
         models.iter().for_each(|served| metrics.declare(&Scope::Model(served.name())));
         Self {
@@ -46,12 +46,12 @@ impl Cluster {
             http_port: config.listen.http.address.port(),
             metrics,
             repairs: Releases::default(),
-            serving: ArcSwap::from_pointee(Serving::new(models, config)),
+            serving: ArcSwap::from_pointee(ServedModels::new(models, config)),
         }
     }
 
     /// What is served now. A request loads this once and uses it until its end.
-    pub fn serving(&self) -> Arc<Serving> {
+    pub fn serving(&self) -> Arc<ServedModels> {
         self.serving.load_full()
     }
 
@@ -65,7 +65,7 @@ impl Cluster {
     }
 
     /// Replaces what is served. Called by the fleet after the workers have been added.
-    pub(super) fn serve(&self, serving: Arc<Serving>) {
+    pub(super) fn serve(&self, serving: Arc<ServedModels>) {
         for served in &serving.models {
             self.metrics.declare(&Scope::Model(served.name()));
         }

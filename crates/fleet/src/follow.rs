@@ -9,7 +9,7 @@ use super::claims::WorkerSource;
 use super::worker::Worker;
 use super::{canary, intake, probe, trial};
 use crate::Cluster;
-use crate::Served;
+use crate::ServedModel;
 
 /// The tasks that follow a worker. Dropping this ends them.
 pub(super) struct Tasks {
@@ -25,7 +25,7 @@ impl Tasks {
     pub(super) fn ask_anew(
         &mut self,
         cluster: &Arc<Cluster>,
-        served: &Arc<Served>,
+        served: &Arc<ServedModel>,
         worker: &Arc<Worker>,
         leading: WorkerSource,
     ) {
@@ -37,7 +37,7 @@ impl Tasks {
 /// ranks, and the KV events. A shim that is attached replaces all but the canary.
 pub(super) fn follow(
     cluster: &Arc<Cluster>,
-    served: &Arc<Served>,
+    served: &Arc<ServedModel>,
     worker: &Arc<Worker>,
     leading: WorkerSource,
 ) -> Tasks {
@@ -57,7 +57,7 @@ pub(super) fn follow(
 
 fn ask(
     cluster: &Arc<Cluster>,
-    served: &Arc<Served>,
+    served: &Arc<ServedModel>,
     worker: &Arc<Worker>,
     leading: WorkerSource,
 ) -> JoinSet<()> {

@@ -9,7 +9,7 @@ use tokio::time::MissedTickBehavior;
 use super::roster::Roster;
 use super::state::{Event, WorkerState};
 use super::worker::Worker;
-use crate::Served;
+use crate::ServedModel;
 use splitrail_config::model::{EjectionConfig, Role};
 use splitrail_workload::ejection::{Record, lasts, outliers};
 
@@ -17,7 +17,7 @@ use splitrail_workload::ejection::{Record, lasts, outliers};
 const TICK: Duration = Duration::from_millis(100);
 
 /// Watches a model until the task is aborted.
-pub(super) async fn run(served: Arc<Served>) {
+pub(super) async fn run(served: Arc<ServedModel>) {
     let config = served.config.health;
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::engine_facts::Publication;
 use super::worker::Worker;
-use crate::Served;
+use crate::ServedModel;
 
 /// Maximum size of a reply in bytes. A list of models with thousands of adapters has about 2 MB.
 const REPLY_MAX_BYTES: usize = 4 << 20;
@@ -25,7 +25,7 @@ const NAME_MAX_CHARS: usize = 128;
 /// Asks one engine, whose metrics are `load`. Returns whether everything is known now; otherwise it
 /// is asked again. Each question may take `patience`.
 pub(super) async fn learn(
-    served: &Served,
+    served: &ServedModel,
     worker: &Worker,
     load: &EngineLoad,
     patience: Duration,
@@ -60,7 +60,7 @@ pub(super) async fn learn(
 
 /// The reply to a `GET`, of any status.
 async fn ask(
-    served: &Served,
+    served: &ServedModel,
     worker: &Worker,
     path: &str,
     patience: Duration,
@@ -82,7 +82,7 @@ async fn ask(
 }
 
 /// Learns the longest sequence, which vLLM reports as `max_model_len` of each model that it serves.
-fn learn_models(served: &Served, worker: &Worker, reply: &WholeReply) {
+fn learn_models(served: &ServedModel, worker: &Worker, reply: &WholeReply) {
     let text = std::str::from_utf8(&reply.body).unwrap_or_default();
     let Some(models) = served_models(text).filter(|_| reply.status == 200) else { return };
     // An engine that does not report a limit is not asked again.
@@ -101,7 +101,11 @@ fn learn_models(served: &Served, worker: &Worker, reply: &WholeReply) {
 }
 
 /// Where the engine publishes its KV events; `None` if it does not reply.
-async fn learn_events(served: &Served, worker: &Worker, patience: Duration) -> Option<Publication> {
+async fn learn_events(
+    served: &ServedModel,
+    worker: &Worker,
+    patience: Duration,
+) -> Option<Publication> {
     if !worker.facts.asks_for_events() {
         return Some(Publication::Nowhere);
     }

@@ -53,5 +53,5 @@ pub use membership::Fleet;
 pub use pool::{CandidateQuery, Pool};
 pub use ranks::Ranks;
 pub use roster::Roster;
-pub use served::{Served, ServedName, Serving, TokenizerSpeed};
+pub use served::{ServedModel, ServedModels, ServedName, TokenizerSpeed};
 pub use worker::Worker;

@@ -14,7 +14,7 @@ use super::state::Event;
 use super::worker::Worker;
 use super::{health, read_back};
 use crate::Cluster;
-use crate::{Served, Serving};
+use crate::{ServedModel, ServedModels};
 use splitrail_config::model::{Discovery, Model, WorkerConfig};
 use splitrail_telemetry::{TaskName, restart_on_panic};
 
@@ -69,7 +69,7 @@ pub struct Fleet {
 
 /// One model's workers, by id.
 struct Members {
-    served: Arc<Served>,
+    served: Arc<ServedModel>,
     by_id: BTreeMap<String, Member>,
     /// The task that ejects outliers and ends slow starts.
     health: JoinSet<()>,
@@ -124,7 +124,7 @@ impl Fleet {
     ///
     /// # Errors
     /// If a listed worker cannot be added. Then nothing has changed.
-    pub fn serve(&self, serving: Arc<Serving>) -> Result<(), ClaimError> {
+    pub fn serve(&self, serving: Arc<ServedModels>) -> Result<(), ClaimError> {
         let mut models = self.models();
         for served in &serving.models {
             admissible(models.get(served.name()), served)?;
@@ -151,7 +151,7 @@ impl Fleet {
     }
 
     /// Starts a model without workers, and its discovery.
-    fn found(&self, served: &Arc<Served>) -> Members {
+    fn found(&self, served: &Arc<ServedModel>) -> Members {
         if self.has_begun.load(Relaxed) {
             // Requests of an earlier model of this name may have counted after it was removed.
             self.cluster.metrics.forget_model(served.name());
@@ -169,7 +169,7 @@ impl Fleet {
     /// Applies a changed configuration of a model. With the same pool, the tasks that probe its
     /// workers restart; with another pool, its workers are added to that pool and the members of
     /// the old one are moved to `left`.
-    fn change(&self, members: &mut Members, served: &Arc<Served>, left: &mut Vec<Member>) {
+    fn change(&self, members: &mut Members, served: &Arc<ServedModel>, left: &mut Vec<Member>) {
         if Arc::ptr_eq(&members.served, served) {
             return;
         }
@@ -420,7 +420,7 @@ impl Fleet {
 
     fn let_in(
         &self,
-        served: &Arc<Served>,
+        served: &Arc<ServedModel>,
         config: WorkerConfig,
         authority: Authority,
         leading: WorkerSource,
@@ -461,14 +461,14 @@ impl Fleet {
         (worker, tasks)
     }
 
-    fn let_go(&self, served: &Served, member: &Member) {
+    fn let_go(&self, served: &ServedModel, member: &Member) {
         let Member { worker, .. } = member;
         worker.lifecycle.change(Event::Leave, "no source reports the worker any more");
         served.pool.leave(worker);
     }
 
     /// Starts the tasks that watch over a model's workers.
-    fn watch(&self, served: &Arc<Served>) -> JoinSet<()> {
+    fn watch(&self, served: &Arc<ServedModel>) -> JoinSet<()> {
         let mut watching = JoinSet::new();
         let name = |task| TaskName::of_model(task, served.name());
         let (watched, swept) = (Arc::clone(served), Arc::clone(served));
@@ -533,7 +533,7 @@ impl Members {
 }
 
 /// Checks that all listed workers of a model can be added to its current members.
-fn admissible(members: Option<&Members>, served: &Served) -> Result<(), ClaimError> {
+fn admissible(members: Option<&Members>, served: &ServedModel) -> Result<(), ClaimError> {
     let workers = &served.config.workers;
     workers.iter().try_for_each(|worker| address(worker).map(|_| ()))?;
     // Workers that leave are removed after the new ones are added, so they count here.

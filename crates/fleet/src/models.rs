@@ -19,7 +19,7 @@ use splitrail_prompt::{ContentFormat, PromptModel, PromptOptions};
 use splitrail_settings::log_throttle::LogThrottle;
 use splitrail_telemetry::{Metrics, ModelSeries};
 
-use crate::{Pool, Served, Serving};
+use crate::{Pool, ServedModel, ServedModels};
 
 /// Maximum size in bytes of a chat template file; real ones have some ten thousand.
 const TEMPLATE_MAX_BYTES: u64 = 4 << 20;
@@ -87,8 +87,8 @@ struct EngineTrust {
 pub fn models(
     config: &Config,
     common: SharedParts<'_>,
-    before: Option<&Serving>,
-) -> Result<Vec<Arc<Served>>, ModelError> {
+    before: Option<&ServedModels>,
+) -> Result<Vec<Arc<ServedModel>>, ModelError> {
     let assembled = config.models.iter().map(|model| {
         let predecessor = before.and_then(|before| Some((before.model(&model.name)?, before)));
         assemble_model(model, config, common, predecessor)
@@ -100,8 +100,8 @@ fn assemble_model(
     model: &Model,
     config: &Config,
     common: SharedParts<'_>,
-    before: Option<(&Arc<Served>, &Serving)>,
-) -> Result<Arc<Served>, ModelError> {
+    before: Option<(&Arc<ServedModel>, &ServedModels)>,
+) -> Result<Arc<ServedModel>, ModelError> {
     let authorization = authorization(model)?;
     let prompt_files = prompt_files(model);
     let tls = tls_files(model)?;
@@ -144,7 +144,7 @@ fn assemble_model(
         Some(served) => Arc::clone(&served.pool),
         None => Arc::new(pool(model, config)),
     };
-    Ok(Arc::new(Served {
+    Ok(Arc::new(ServedModel {
         config: model.clone(),
         pool,
         prompt,
@@ -174,7 +174,7 @@ struct KeptParts {
 }
 
 impl KeptParts {
-    fn of(served: &Served, serving: &Serving, model: &Model, config: &Config) -> Self {
+    fn of(served: &ServedModel, serving: &ServedModels, model: &Model, config: &Config) -> Self {
         let (was, bounds) = (&served.config, &serving.limits);
         let limits = &config.limits;
         let tokenizer = was.tokenizer == model.tokenizer;

@@ -9,7 +9,7 @@ use tokio::time::MissedTickBehavior;
 use super::engine_facts::KvNames;
 use super::learn::learn;
 use super::worker::Worker;
-use crate::Served;
+use crate::ServedModel;
 use splitrail_api::error::{Error, ErrorKind, Fault};
 use splitrail_engine_client::{Engine as _, EngineClient};
 
@@ -18,7 +18,7 @@ use splitrail_engine_client::{Engine as _, EngineClient};
 const REPORT_MAX_BYTES: usize = 4 << 20;
 
 /// Probes one worker until the task is aborted.
-pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
+pub async fn run(served: Arc<ServedModel>, worker: Arc<Worker>) {
     let config = served.config.health;
     let mut ticks = tokio::time::interval(config.probe_interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -73,7 +73,7 @@ pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
 
 /// Records the block size of an engine, and logs once that it differs from the model's. Returns
 /// whether it does.
-fn tell_block_size(served: &Served, worker: &Worker, tokens: u32, differed: bool) -> bool {
+fn tell_block_size(served: &ServedModel, worker: &Worker, tokens: u32, differed: bool) -> bool {
     let differs = !served.pool.learn_block_size(worker, tokens);
     if differs && !differed {
         tracing::error!(
@@ -88,7 +88,7 @@ fn tell_block_size(served: &Served, worker: &Worker, tokens: u32, differed: bool
 }
 
 /// Records how an engine stores KV, and logs that KV cannot move between it and others.
-fn tell_kv_format(served: &Served, worker: &Worker, load: &EngineLoad) {
+fn tell_kv_format(served: &ServedModel, worker: &Worker, load: &EngineLoad) {
     let (dtype, layout) = (load.kv_dtype.clone(), load.kv_layout.clone());
     if !worker.facts.set_kv_names(KvNames { dtype, layout }) {
         return;

@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use crate::Served;
+use crate::ServedModel;
 use crate::Worker;
 use crate::drift::{Direction, DriftReaction, Measurements};
 use crate::resync::ResyncRequest;
@@ -19,7 +19,7 @@ const RESYNC_REASON: &str = "drift";
 /// reply had a usage object; `leg` contains its figures.
 pub fn check_reply(
     metrics: &Metrics,
-    served: &Served,
+    served: &ServedModel,
     worker: &Worker,
     leg: &LegFacts,
     has_usage: bool,
@@ -49,7 +49,7 @@ pub fn check_reply(
 
 /// Counts whether a reply had a usage object, and names the worker in the log, once, if it never has
 /// one. Of replies without a prefix cache, such as embeddings, this is all that is expected.
-pub fn check_usage(served: &Served, worker: &Worker, has_usage: bool) {
+pub fn check_usage(served: &ServedModel, worker: &Worker, has_usage: bool) {
     if !worker.gone.is_cancelled() {
         count(served, worker, &worker.usage_stats.usage, "usage", has_usage);
     }
@@ -59,7 +59,7 @@ pub fn check_usage(served: &Served, worker: &Worker, has_usage: bool) {
 /// in this epoch: `[promised, found]`.
 pub fn check_source(
     metrics: &Metrics,
-    served: &Served,
+    served: &ServedModel,
     worker: &Worker,
     epoch: u64,
     tokens: [u32; 2],
@@ -79,7 +79,7 @@ struct EstimateBasis {
 
 fn compare(
     metrics: &Metrics,
-    served: &Served,
+    served: &ServedModel,
     worker: &Worker,
     EstimateBasis { epoch, block_size }: EstimateBasis,
     [estimate, engine]: [u32; 2],
@@ -93,7 +93,7 @@ fn compare(
 }
 
 fn count(
-    served: &Served,
+    served: &ServedModel,
     worker: &Worker,
     reporting: &ReportingCounts,
     figure: &'static str,
@@ -113,7 +113,7 @@ fn count(
 }
 
 /// Reacts to the drift of a worker after a comparison.
-fn act_on_drift(served: &Served, worker: &Worker) {
+fn act_on_drift(served: &ServedModel, worker: &Worker) {
     let config = &served.config.drift;
     if !config.enabled || worker.drift.has_given_up() {
         return;

@@ -19,7 +19,7 @@ use splitrail_prompt::PromptModel;
 use splitrail_prompt::stamp::FileStamp;
 
 /// One model with everything that serves it.
-pub struct Served {
+pub struct ServedModel {
     /// The model's configuration.
     pub config: Model,
     /// The model's workers and their index.
@@ -48,7 +48,7 @@ pub struct Served {
     pub series: ModelSeries,
 }
 
-impl Served {
+impl ServedModel {
     /// Whether the router needs to know if the model's engines support `cache_hit_threshold`.
     pub fn asks_for_thresholds(&self) -> bool {
         let config = &self.config;
@@ -101,7 +101,7 @@ impl Served {
 /// What a model name used by clients refers to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServedName {
-    /// The index of the model in `Serving::models`.
+    /// The index of the model in `ServedModels::models`.
     pub model: usize,
     /// The adapter, if the name is that of an adapter.
     pub adapter: Option<String>,
@@ -119,9 +119,9 @@ pub enum TokenizerSpeed {
 }
 
 /// What one configuration serves. Replaced as a whole when the configuration changes.
-pub struct Serving {
+pub struct ServedModels {
     /// The models, in the configuration's order.
-    pub models: Vec<Arc<Served>>,
+    pub models: Vec<Arc<ServedModel>>,
     /// The names that clients use: models, aliases and adapters.
     pub names: BTreeMap<String, ServedName>,
     /// The limits of the configuration.
@@ -132,9 +132,9 @@ pub struct Serving {
     pub config: Arc<Config>,
 }
 
-impl Serving {
+impl ServedModels {
     /// The models of a configuration, with the names by which clients find them.
-    pub fn new(models: Vec<Arc<Served>>, config: Arc<Config>) -> Self {
+    pub fn new(models: Vec<Arc<ServedModel>>, config: Arc<Config>) -> Self {
         let mut names = BTreeMap::new();
         for (model, served) in models.iter().enumerate() {
             let config = &served.config;
@@ -145,7 +145,7 @@ impl Serving {
                 names.insert(adapter.clone(), ServedName { model, adapter: Some(adapter.clone()) });
             }
         }
-        let of = |served: &Arc<Served>| match &served.prompt {
+        let of = |served: &Arc<ServedModel>| match &served.prompt {
             None => TokenizerSpeed::None,
             Some(prompt) if prompt.tokenizer().is_fast() => TokenizerSpeed::Fast,
             Some(_) => TokenizerSpeed::Slow,
@@ -155,7 +155,7 @@ impl Serving {
     }
 
     /// The model with this configured name. Aliases are not considered.
-    pub fn model(&self, name: &str) -> Option<&Arc<Served>> {
+    pub fn model(&self, name: &str) -> Option<&Arc<ServedModel>> {
         self.models.iter().find(|served| served.name() == name)
     }
 }

@@ -15,7 +15,7 @@ use splitrail_engine::vllm::identity::Trial;
 use tokio::time::MissedTickBehavior;
 
 use super::worker::Worker;
-use crate::Served;
+use crate::ServedModel;
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_engine_client::{LegHeaders, NO_SUCH_RANK, Shape};
@@ -27,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Tries thresholds on one worker whenever it is up and its support is unknown, until the task is
 /// aborted.
-pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
+pub async fn run(served: Arc<ServedModel>, worker: Arc<Worker>) {
     let mut ticks = tokio::time::interval(PERIOD);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -53,7 +53,7 @@ pub async fn run(served: Arc<Served>, worker: Arc<Worker>) {
 
 /// Tries rank headers on one worker whenever it is up, has several ranks and its support is
 /// unknown.
-pub async fn run_rank(served: Arc<Served>, worker: Arc<Worker>) {
+pub async fn run_rank(served: Arc<ServedModel>, worker: Arc<Worker>) {
     let mut counts = worker.ranks.follow();
     loop {
         // The sender belongs to the worker, which this task keeps alive.
@@ -79,7 +79,7 @@ pub async fn run_rank(served: Arc<Served>, worker: Arc<Worker>) {
     }
 }
 
-async fn ask_rank(served: &Served, worker: &Arc<Worker>) -> Result<bool, Error> {
+async fn ask_rank(served: &ServedModel, worker: &Arc<Worker>) -> Result<bool, Error> {
     let nowhere = Trial::Rank.rank(worker.ranks.count().into());
     match send(served, worker, Trial::Rank, nowhere).await {
         Ok(_) => Ok(false),
@@ -94,7 +94,7 @@ async fn ask_rank(served: &Served, worker: &Arc<Worker>) -> Result<bool, Error> 
 
 /// Sends a trial and returns the reply.
 async fn send(
-    served: &Served,
+    served: &ServedModel,
     worker: &Arc<Worker>,
     trial: Trial,
     rank: Option<u32>,
@@ -106,7 +106,7 @@ async fn send(
     served.client.whole(worker, response).await
 }
 
-async fn ask(served: &Served, worker: &Arc<Worker>) -> Result<bool, Error> {
+async fn ask(served: &ServedModel, worker: &Arc<Worker>) -> Result<bool, Error> {
     match send(served, worker, Trial::Threshold, None).await {
         Ok(reply) => {
             let outcome = Trial::Threshold.read(200, &reply).unwrap_or_default();

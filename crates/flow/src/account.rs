@@ -8,10 +8,10 @@ use splitrail_engine::json::Members;
 use splitrail_engine::usage::{EngineUsage, UsageError};
 
 use super::context::{PromptContext, book, expected};
-use super::sending::Sending;
+use super::sending::ReplyLeg;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::usage::{MessageStart, lacks_cached_tokens, rewrite};
-use splitrail_fleet::Served;
+use splitrail_fleet::ServedModel;
 use splitrail_fleet::Worker;
 use splitrail_fleet::reply_check::check_reply;
 use splitrail_ledger::decisions::{Decision, DecisionHandle, UsageReport};
@@ -28,7 +28,7 @@ const NO_USAGE: &str = "null";
 /// record with the ledger's entry.
 pub(super) struct Account {
     pub(super) metrics: Arc<Metrics>,
-    pub(super) served: Arc<Served>,
+    pub(super) served: Arc<ServedModel>,
     pub(super) decision: DecisionHandle,
     pub(super) booking: Booking,
     pub(super) worker: Arc<Worker>,
@@ -47,12 +47,12 @@ pub(super) struct Account {
 impl Account {
     /// Makes the data that the reply owns until it ends, and enters its leg in the ledger.
     pub(super) fn open(
-        sending: &Sending<'_>,
+        sending: &ReplyLeg<'_>,
         now: Instant,
         handed_over: bool,
         leg: LegSpan,
     ) -> Self {
-        let Sending { prompt, placed, .. } = *sending;
+        let ReplyLeg { prompt, placed, .. } = *sending;
         let PromptContext { context, unit, decision, .. } = prompt;
         let worker = &placed.worker;
         let booking = match handed_over {
@@ -190,7 +190,7 @@ impl Account {
 /// Reads an engine's usage object. A count that cannot be read, and a number of cached tokens that is
 /// larger than that of the prompt's, is left out; `None` if the prompt's tokens cannot be read.
 pub(super) fn read_usage(
-    served: &Served,
+    served: &ServedModel,
     worker: &Worker,
     dialect: Dialect,
     raw: &str,

@@ -14,13 +14,13 @@ use super::account::read_usage;
 use super::attempts::DecodeAttempts;
 use super::context::{Context, PromptContext, attempt, book, expected, traced, within_reply};
 use super::generate::StartedReply;
-use super::place::{LegRules, Placed, place, place_in_turn};
+use super::place::{LegRules, PlacedLeg, place, place_in_turn};
 use super::supporting_workers::{begin, end, endpoint_error, leg_for_endpoint, next_leg};
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_config::model::RequestFlow;
 use splitrail_engine_client::{LegHeaders, Shape};
 use splitrail_fleet::reply_check::check_usage;
-use splitrail_fleet::{Exclusion, Served, Worker};
+use splitrail_fleet::{Exclusion, ServedModel, Worker};
 use splitrail_ledger::leg::{LegFacts, LegKind};
 use splitrail_ledger::timeline::Stage;
 use splitrail_ledger::veto::VetoReason;
@@ -31,7 +31,7 @@ use splitrail_ledger::veto::VetoReason;
 /// The error of the last attempt, if no further attempt is allowed or useful.
 pub(super) async fn run(prompt: PromptContext<'_>) -> Result<StartedReply, Error> {
     let PromptContext { context, decision, .. } = prompt;
-    let Served { pool, retry_budget, .. } = context.served.as_ref();
+    let ServedModel { pool, retry_budget, .. } = context.served.as_ref();
     retry_budget.deposit();
     let endpoint = context.endpoint;
     let mut attempts = DecodeAttempts::new(prompt);
@@ -74,7 +74,7 @@ pub(super) async fn run(prompt: PromptContext<'_>) -> Result<StartedReply, Error
 /// Sends the request to one worker. Returns the reply and the usage that the worker reported.
 async fn ask(
     prompt: PromptContext<'_>,
-    placed: &Placed,
+    placed: &PlacedLeg,
 ) -> Result<(Bytes, Option<EngineUsage>), Error> {
     let PromptContext { context, unit, decision, .. } = prompt;
     let client = &context.served.client;

@@ -11,7 +11,7 @@ use splitrail_kv::{HashSeed, Overlap};
 use splitrail_telemetry::{LabelledSeries, Metrics};
 
 use super::gate::Need;
-use super::place::Placed;
+use super::place::PlacedLeg;
 use super::plan::LocalReason;
 use crate::prepare::{Preparer, Unit};
 use splitrail_access::Tenant;
@@ -23,8 +23,8 @@ use splitrail_api::request::Options;
 use splitrail_api::steering::Urgency;
 use splitrail_config::model::{Connector, GateKind, RequestFlow};
 pub use splitrail_engine_client::ReplyRoom;
-use splitrail_engine_client::{EngineClient, Late, LegHeaders};
-use splitrail_fleet::Served;
+use splitrail_engine_client::{EngineClient, LegHeaders, TimeoutError};
+use splitrail_fleet::ServedModel;
 use splitrail_fleet::Worker;
 use splitrail_ledger::decisions::{Decision, DecisionHandle};
 use splitrail_ledger::leg::{Expectation, LegKind};
@@ -40,7 +40,7 @@ pub struct Context {
     /// Seed of the block hashes.
     pub hash_seed: HashSeed,
     /// The model.
-    pub served: Arc<Served>,
+    pub served: Arc<ServedModel>,
     /// The charge for the memory that the request holds. What outlives the request and holds its body
     /// keeps the charge.
     pub memory: Arc<Charge>,
@@ -152,7 +152,7 @@ pub(super) fn uncached_tokens(context: &Context, unit: &Unit, speculative_blocks
 pub(super) fn book(
     context: &Context,
     unit: &Unit,
-    placed: &Placed,
+    placed: &PlacedLeg,
     now: Instant,
     observes_prefill_end: bool,
 ) -> Booking {
@@ -170,7 +170,7 @@ pub(super) fn book(
 
 /// What the router expects of a leg that it has placed: length, overlap, and whether the engine's
 /// count of cached tokens can be compared with the index.
-pub(super) fn expected(context: &Context, unit: &Unit, placed: &Placed) -> Expectation {
+pub(super) fn expected(context: &Context, unit: &Unit, placed: &PlacedLeg) -> Expectation {
     let bypasses_cache = context.options.bypasses_cache.is_some();
     let tokens_known = unit.prompt_tokens.is_some();
     // An engine reports the cached tokens of the last sample, which finds the blocks that the first
@@ -201,7 +201,7 @@ pub(super) async fn within<T>(
     call: impl Future<Output = Result<T, Error>>,
 ) -> Result<T, Error> {
     let done = client.timers().bound(limit, call).await;
-    done.unwrap_or_else(|Late| Err(too_late(worker, key, limit)))
+    done.unwrap_or_else(|TimeoutError| Err(too_late(worker, key, limit)))
 }
 
 /// Limits a call for a whole reply in time: `timeouts.reply`, without the time for which the reply
@@ -214,7 +214,7 @@ pub(super) async fn within_reply<T>(
     worker: &Worker,
     call: impl Future<Output = Result<T, Error>>,
 ) -> Result<T, Error> {
-    let Served { client, config, .. } = context.served.as_ref();
+    let ServedModel { client, config, .. } = context.served.as_ref();
     let limit = config.timeouts.reply;
     let mut call = pin!(call);
     if let Ok(done) = client.timers().bound(limit, call.as_mut()).await {
@@ -274,7 +274,7 @@ pub(super) fn carried_threshold(context: &Context, worker: &Worker, wanted: f64)
 /// `ExampleConnector` finds nothing of a prompt with one token more than full blocks.
 pub(super) fn preemption_guard(prompt: PromptContext<'_>) -> f64 {
     let PromptContext { context, unit, decision, .. } = prompt;
-    let Served { config, pool, .. } = context.served.as_ref();
+    let ServedModel { config, pool, .. } = context.served.as_ref();
     let (guard, block_size) = (config.gate.preemption_guard, pool.block_size());
     let said =
         decision.with(|decision| decision.ledger().prefill().and_then(|leg| leg.prompt_tokens));

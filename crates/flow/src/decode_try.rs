@@ -12,9 +12,9 @@ use super::context::{Context, PromptContext, attempt, carried_threshold};
 use super::gate::{self, Gate, GateDecision, Need, decide};
 use super::generate::{Generation, StartedReply, generate};
 use super::peer_fetch::fetch_planned;
-use super::place::{LegRules, Placed, computed, place, sent};
+use super::place::{LegRules, PlacedLeg, computed, place, sent};
 use super::plan::{NextLegs, Plan};
-use super::sending::Sending;
+use super::sending::ReplyLeg;
 use crate::prepare::Unit;
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, ErrorKind};
@@ -58,7 +58,7 @@ pub(super) async fn decode_try(
                 format!("model {} has no decode worker that is up", context.served.name());
             return Err(Error::new(ErrorKind::NoWorker, message));
         }
-        let Placed { worker, rank, believed_blocks, .. } = &placed;
+        let PlacedLeg { worker, rank, believed_blocks, .. } = &placed;
         let holder = Holder { worker, rank: *rank, believed_blocks: *believed_blocks };
         let (_, gate_decision) =
             decide_gate(&context.served.config, context.endpoint, unit, holder, &need);
@@ -198,7 +198,7 @@ impl fmt::Display for ThresholdMiss {
 
 async fn send(
     prompt: PromptContext<'_>,
-    placed: &Placed,
+    placed: &PlacedLeg,
     need: &Need,
     gate: Option<Gate>,
 ) -> Result<Generation, Error> {
@@ -212,7 +212,7 @@ async fn send(
         let header = gate::header(unit.namespace, placed.rank.unwrap_or(0), need, &unit.hashes);
         leg_headers.gate = header.and_then(|header| HeaderValue::from_str(&header).ok());
     }
-    let sending = Sending { prompt, leg_headers: &leg_headers, placed, threshold };
+    let sending = ReplyLeg { prompt, leg_headers: &leg_headers, placed, threshold };
     generate(&sending, &mut None).await
 }
 

@@ -17,13 +17,13 @@ use super::plan::{Facts, LocalReason, NextLegs, Plan, plan};
 use super::read_back::readable;
 use super::supporting_workers;
 use super::weigh::{PrefillComparison, is_open, learned_ratio, prefill_rules, weigh};
-use crate::prepare::{Prepared, Unit};
+use crate::prepare::{PreparedRequest, Unit};
 use splitrail_api::Endpoint;
 use splitrail_api::error::Error;
 use splitrail_api::request::Options;
 use splitrail_api::steering::Steering;
 use splitrail_config::model::{Connector, Model, OnNoPrefill, Policy, RequestFlow};
-use splitrail_fleet::Served;
+use splitrail_fleet::ServedModel;
 use splitrail_fleet::{Exclusion, Roster, Worker};
 use splitrail_ledger::decisions::CandidateRecord;
 use splitrail_ledger::decisions::WeighedRecord;
@@ -145,7 +145,7 @@ pub struct ExplainedStep {
 ///
 /// # Errors
 /// If the model does not allow the requested flow.
-pub fn explain(prepared: &Prepared, steering: Steering) -> Result<Explanation, Error> {
+pub fn explain(prepared: &PreparedRequest, steering: Steering) -> Result<Explanation, Error> {
     let served = &prepared.served;
     let flow = steering.flow_for(&served.config)?;
     let threshold = prepared.threshold.or(steering.threshold);
@@ -182,7 +182,7 @@ pub fn explain(prepared: &Prepared, steering: Steering) -> Result<Explanation, E
 
 /// The state of the explanation of one prompt.
 struct Explainer<'a> {
-    served: &'a Served,
+    served: &'a ServedModel,
     endpoint: Endpoint,
     options: Options,
     unit: &'a Unit,
@@ -193,8 +193,8 @@ struct Explainer<'a> {
 }
 
 impl<'a> Explainer<'a> {
-    fn new(prepared: &'a Prepared, unit: &'a Unit) -> Self {
-        let Prepared { served, endpoint, options, .. } = prepared;
+    fn new(prepared: &'a PreparedRequest, unit: &'a Unit) -> Self {
+        let PreparedRequest { served, endpoint, options, .. } = prepared;
         let explained = PromptExplained {
             prompt_index: unit.prompt_index,
             prompt_tokens: unit.prompt_tokens,

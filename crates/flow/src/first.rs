@@ -14,7 +14,7 @@ use super::account::Account;
 use super::context::{Context, within, within_reply};
 use super::lease::{Lease, middle_since};
 use super::read_back;
-use super::sending::Sending;
+use super::sending::ReplyLeg;
 use crate::reply::choices::{begun, is_below_threshold};
 use crate::reply::dialect::{Chunk, data_of, usage_of};
 use crate::reply::event_reader::EventReader;
@@ -22,7 +22,7 @@ use crate::reply::merge;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::{Endpoint, JsonObject};
 use splitrail_engine_client::{RevocableBody, Shape, refusal_event};
-use splitrail_fleet::Served;
+use splitrail_fleet::ServedModel;
 use splitrail_fleet::Worker;
 
 /// How a leg's reply begins.
@@ -44,7 +44,7 @@ const OPENING_MAX: usize = 16;
 
 /// Sends the leg that generates the reply.
 pub(super) async fn ask(
-    sending: &Sending<'_>,
+    sending: &ReplyLeg<'_>,
     account: &Account,
     body: RevocableBody,
     lease: Option<Lease>,
@@ -67,14 +67,14 @@ fn below_if_412(begun: Result<First, Error>) -> Result<First, Error> {
 
 /// Sends the leg that takes a hand-off and generates nothing for the client.
 pub(super) async fn take_hand_off(
-    sending: &Sending<'_>,
+    sending: &ReplyLeg<'_>,
     body: RevocableBody,
     lease: Option<Lease>,
 ) -> Result<(), Error> {
-    let Sending { prompt, leg_headers, placed, .. } = *sending;
+    let ReplyLeg { prompt, leg_headers, placed, .. } = *sending;
     let context = prompt.context;
     let (worker, leg_headers) = (&placed.worker, &placed.pinned(leg_headers));
-    let Served { config, client, .. } = context.served.as_ref();
+    let ServedModel { config, client, .. } = context.served.as_ref();
     let call = pin!(async {
         let shape = Shape::whole(context.endpoint);
         let response = client.post(worker, shape, body, leg_headers).await?;
@@ -119,12 +119,12 @@ pub(super) async fn queued_past(lease: Lease, worker: &Worker, sent: Instant) {
 
 /// Sends a leg that is not streamed, and reads its reply.
 async fn whole_reply(
-    sending: &Sending<'_>,
+    sending: &ReplyLeg<'_>,
     account: &Account,
     body: RevocableBody,
     lease: Option<Lease>,
 ) -> Result<First, Error> {
-    let Sending { prompt, leg_headers, placed, .. } = *sending;
+    let ReplyLeg { prompt, leg_headers, placed, .. } = *sending;
     let context = prompt.context;
     let (worker, leg_headers) = (&placed.worker, &placed.pinned(leg_headers));
     let client = &context.served.client;
@@ -166,14 +166,14 @@ async fn whole_reply(
 
 /// Sends a streamed leg to an endpoint and waits for its first events.
 pub(super) async fn first_events(
-    sending: &Sending<'_>,
+    sending: &ReplyLeg<'_>,
     endpoint: Endpoint,
     body: RevocableBody,
 ) -> Result<First, Error> {
-    let Sending { prompt, leg_headers, placed, .. } = *sending;
+    let ReplyLeg { prompt, leg_headers, placed, .. } = *sending;
     let context = prompt.context;
     let (worker, leg_headers) = (&placed.worker, &placed.pinned(leg_headers));
-    let Served { config, client, .. } = context.served.as_ref();
+    let ServedModel { config, client, .. } = context.served.as_ref();
     let limit = config.timeouts.first_token;
     let idle = config.timeouts.stream_idle;
     let call = pin!(async {

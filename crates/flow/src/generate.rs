@@ -10,8 +10,8 @@ use super::context::{PromptContext, traced, uncached_tokens};
 use super::first::{First, ask, take_hand_off};
 use super::hand_off::DecodeParams;
 use super::relay::{UnitStream, whole};
-use super::sending::Sending;
-use super::staged::{HandOffSend, Prefilled, Staged};
+use super::sending::ReplyLeg;
+use super::staged::{HandOffSend, PrefillResult, Staged};
 use crate::boxed::boxed_future;
 use splitrail_api::JsonObject;
 use splitrail_api::error::Error;
@@ -48,22 +48,22 @@ pub(super) enum Generation {
 /// # Errors
 /// The reason why the reply did not begin; nothing has reached the client then.
 pub(super) async fn generate(
-    sending: &Sending<'_>,
-    staged: &mut Option<Prefilled>,
+    sending: &ReplyLeg<'_>,
+    staged: &mut Option<PrefillResult>,
 ) -> Result<Generation, Error> {
-    let Sending { prompt, placed, .. } = *sending;
+    let ReplyLeg { prompt, placed, .. } = *sending;
     let decision = prompt.decision;
     let started = Instant::now();
     let ahead = placed.worker.waiting(started);
     let mut prefilled = staged.take();
-    let lease = prefilled.as_ref().and_then(Prefilled::lease);
+    let lease = prefilled.as_ref().and_then(PrefillResult::lease);
     placed.worker.breaker(Leg::Decode).begin(started);
     let handed_over = prefilled.is_some();
     let to_compute = to_compute(sending, handed_over);
     let leg = prompt.leg(LegKind::Decode, &placed.worker);
     let leg_headers = traced(sending.leg_headers.clone(), &leg);
     let leg_headers = &LegHeaders { prefill_tokens: Some(to_compute), ..leg_headers };
-    let sending = &Sending { leg_headers, ..*sending };
+    let sending = &ReplyLeg { leg_headers, ..*sending };
     let account = Account::open(sending, started, handed_over, leg);
     let staged_now = prefilled.as_mut().and_then(|prefilled| prefilled.staged.as_mut());
     let hand_off = staged_now.and_then(Staged::spend);
@@ -102,7 +102,7 @@ pub(super) async fn generate(
         Err(error) => error,
     };
     let now = tokio::time::Instant::now();
-    let good = |prefilled: &Prefilled| prefilled.lease().is_none_or(|l| !l.left(now).is_zero());
+    let good = |prefilled: &PrefillResult| prefilled.lease().is_none_or(|l| !l.left(now).is_zero());
     *staged = under_way.take_back().filter(good);
     if staged.is_none() {
         // The prefill leg cannot serve another attempt either, so it is discarded as well.
@@ -122,8 +122,8 @@ pub(super) fn mark(prompt: PromptContext<'_>, begun: &Result<First, Error>) -> I
 
 /// Trains the cost model with a hand-off. Without requests ahead of it in the queue, the first
 /// event of a leg comes after the transfer of its KV and one decode step.
-fn learn_hand_off(sending: &Sending<'_>, took: Duration) {
-    let Sending { prompt, placed, .. } = *sending;
+fn learn_hand_off(sending: &ReplyLeg<'_>, took: Duration) {
+    let ReplyLeg { prompt, placed, .. } = *sending;
     let PromptContext { context, unit, .. } = prompt;
     let (worker, costs) = (&placed.worker, &placed.worker.costs);
     let (requests, context_tokens) = (worker.booked.requests(), worker.booked.active_tokens());
@@ -141,11 +141,11 @@ fn learn_hand_off(sending: &Sending<'_>, took: Duration) {
 /// Evaluates how the reply of a leg has begun. After an error, its prefill leg is not discarded
 /// here, since the hand-off may serve another attempt.
 pub(super) fn conclude(
-    sending: &Sending<'_>,
+    sending: &ReplyLeg<'_>,
     mut account: Account,
     begun: Result<First, Error>,
 ) -> Result<Generation, Error> {
-    let Sending { prompt, placed, .. } = *sending;
+    let ReplyLeg { prompt, placed, .. } = *sending;
     let decision = prompt.decision;
     let error = match begun {
         Ok(First::Whole(reply, since)) => {
@@ -176,7 +176,7 @@ pub(super) fn conclude(
 }
 
 /// The number of prompt tokens that the worker has to compute before it answers.
-fn to_compute(sending: &Sending<'_>, handed_over: bool) -> u64 {
+fn to_compute(sending: &ReplyLeg<'_>, handed_over: bool) -> u64 {
     match handed_over {
         true => 0,
         false => {

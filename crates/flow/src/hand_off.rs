@@ -7,7 +7,7 @@ use splitrail_engine::nixl::PREFILL_PARAMS_JSON;
 
 use splitrail_api::{Endpoint, JsonObject};
 use splitrail_config::model::Connector;
-use splitrail_fleet::Served;
+use splitrail_fleet::ServedModel;
 use splitrail_fleet::exclusion::{of_other_formats, without_taker};
 use splitrail_fleet::{Exclusion, Pool, Worker};
 use splitrail_ledger::veto::VetoReason;
@@ -121,7 +121,7 @@ fn put_members(members: &RoomMembers, body: &mut JsonObject) {
 
 /// Exclusions for the workers that return no hand-offs for an endpoint, as past replies showed.
 /// Empty if the connector's replies never carry hand-offs.
-pub(super) fn missing(served: &Served, endpoint: Endpoint, now: Instant) -> Vec<Exclusion> {
+pub(super) fn missing(served: &ServedModel, endpoint: Endpoint, now: Instant) -> Vec<Exclusion> {
     let dialect = endpoint.dialect();
     if served.config.connector != Connector::Nixl || !dialect.names_events() {
         return Vec::new();
@@ -141,15 +141,15 @@ fn kept_for_decode(pool: &Pool, failed: &[Exclusion]) -> Vec<Exclusion> {
 
 /// Exclusions for workers that must not get the prefill leg: that one, and those whose KV no decode
 /// worker can take.
-pub(super) fn excluded_from_prefill(served: &Served, failed: &[Exclusion]) -> Vec<Exclusion> {
-    let Served { pool, config, .. } = served;
+pub(super) fn excluded_from_prefill(served: &ServedModel, failed: &[Exclusion]) -> Vec<Exclusion> {
+    let ServedModel { pool, config, .. } = served;
     let mut excluded = kept_for_decode(pool, failed);
     excluded.extend(without_taker(&pool.roster(), failed, config.connector, Instant::now()));
     excluded
 }
 
 /// Exclusions for workers that must not get the decode leg of a prompt that this one has computed.
-pub(super) fn excluded_from_decode(served: &Served, prefill: &Worker) -> Vec<Exclusion> {
+pub(super) fn excluded_from_decode(served: &ServedModel, prefill: &Worker) -> Vec<Exclusion> {
     let itself = Exclusion::new(prefill.index, VetoReason::SameWorker);
     let roster = served.pool.roster();
     let others = of_other_formats(&roster, prefill, served.config.connector);
@@ -157,7 +157,7 @@ pub(super) fn excluded_from_decode(served: &Served, prefill: &Worker) -> Vec<Exc
 }
 
 /// Whether every prefill worker that is up returns no hand-offs for an endpoint.
-pub(super) fn none_comes(served: &Served, endpoint: Endpoint, now: Instant) -> bool {
+pub(super) fn none_comes(served: &ServedModel, endpoint: Endpoint, now: Instant) -> bool {
     let missing = missing(served, endpoint, now);
     if missing.is_empty() {
         return false;

@@ -8,7 +8,7 @@ use splitrail_engine::nixl::PREFILL_PARAMS_JSON;
 use super::context::{PromptContext, expected};
 use super::hand_off::PrefillParams;
 use super::peer_fetch::OneShot;
-use super::place::{Placed, ReadDeadline};
+use super::place::{PlacedLeg, ReadDeadline};
 use super::prefill::{PrefillReply, body, send};
 use super::read_back::{self, check_tokens, read_failed};
 use splitrail_api::Endpoint;
@@ -31,7 +31,7 @@ impl<'a> KvRead<'a> {
     /// `readable_blocks` leading blocks.
     pub(super) fn of(
         prompt: PromptContext<'_>,
-        placed: &Placed,
+        placed: &PlacedLeg,
         one_shot: Option<Box<OneShot<'a>>>,
         readable_blocks: u32,
     ) -> Option<Self> {
@@ -57,7 +57,7 @@ impl<'a> KvRead<'a> {
         self,
         prompt: PromptContext<'_>,
         leg_headers: &LegHeaders,
-        placed: &Placed,
+        placed: &PlacedLeg,
     ) -> Result<PrefillReply, Error> {
         match self {
             Self::ReadBack(reading) => send_reading(prompt, leg_headers, placed, *reading).await,
@@ -69,7 +69,7 @@ impl<'a> KvRead<'a> {
 /// Enters a prefill leg that is about to be sent in the ledger, with what it is to read.
 pub(super) fn record_leg(
     prompt: PromptContext<'_>,
-    placed: &mut Placed,
+    placed: &mut PlacedLeg,
     read: Option<&KvRead<'_>>,
 ) {
     let PromptContext { context, unit, decision, .. } = prompt;
@@ -111,7 +111,7 @@ pub(super) fn reading_body(
 async fn send_reading(
     prompt: PromptContext<'_>,
     leg_headers: &LegHeaders,
-    placed: &Placed,
+    placed: &PlacedLeg,
     mut reading: PinReading,
 ) -> Result<PrefillReply, Error> {
     let worker = &placed.worker;

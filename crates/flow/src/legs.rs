@@ -118,8 +118,7 @@ fn with_usage(mut body: JsonObject, asked: Options) -> Result<JsonObject, Error>
             // Running totals are part of the usage, which this client did not ask for.
             options.remove("continuous_usage_stats");
         }
-        let options = options.to_string();
-        body.set("stream_options", options);
+        body.set("stream_options", options.to_string());
     }
     Ok(body)
 }

@@ -24,8 +24,8 @@ use super::context::{
 use super::first::{First, first_events};
 use super::hand_off::DecodeParams;
 use super::legs;
-use super::place::{LegRules, Placed, computed, place, sent};
-use super::sending::Sending;
+use super::place::{LegRules, PlacedLeg, computed, place, sent};
+use super::sending::ReplyLeg;
 use crate::prepare::Unit;
 use crate::reply::event_reader::EventReader;
 use splitrail_api::error::Error;
@@ -369,7 +369,7 @@ impl Migration {
 }
 
 /// Sends the rest of a reply to a worker, and waits until its first events arrive.
-async fn ask(prompt: PromptContext<'_>, placed: &Placed) -> Result<Successor, Error> {
+async fn ask(prompt: PromptContext<'_>, placed: &PlacedLeg) -> Result<Successor, Error> {
     let PromptContext { context, unit, decision, .. } = prompt;
     placed.worker.breaker(Leg::Decode).begin(Instant::now());
     let mut leg = prompt.leg(LegKind::Decode, &placed.worker);
@@ -382,7 +382,7 @@ async fn ask(prompt: PromptContext<'_>, placed: &Placed) -> Result<Successor, Er
     let booking = book(context, unit, placed, Instant::now(), true);
     let body = legs::generate(body, Endpoint::Completions, context.options, DecodeParams::Nothing)?;
     let body: RevocableBody = body.into();
-    let sending = Sending { prompt, leg_headers: &leg_headers, placed, threshold };
+    let sending = ReplyLeg { prompt, leg_headers: &leg_headers, placed, threshold };
     let expected = expected(context, unit, placed);
     let facts = LegFacts::new(LegKind::Decode, placed.worker.id(), expected);
     decision.resume_sent(facts);

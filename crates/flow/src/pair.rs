@@ -20,12 +20,12 @@ use super::context::{
 use super::first::{First, ask, take_hand_off};
 use super::generate::{Generation, conclude, mark};
 use super::hand_off::{DecodeParams, PrefillParams, RoomMembers, excluded_from_decode};
-use super::place::{LegRules, Placed, computed, place, sent};
+use super::place::{LegRules, PlacedLeg, computed, place, sent};
 use super::plan::LocalReason;
 use super::prefill::{self, PrefillAttempts, PrefillReply, without_prefill};
 use super::push::{PushPair, within_lease};
 use super::repair::{Registration, Repair};
-use super::sending::Sending;
+use super::sending::ReplyLeg;
 use splitrail_api::error::{Error, ErrorKind, Fault};
 use splitrail_config::model::Connector;
 use splitrail_engine_client::{LegHeaders, RevocableBody};
@@ -99,7 +99,7 @@ pub(super) async fn pair_or_local(
         let decode = place(prompt, LegRules::any(Leg::Decode, &excluded))?;
         let leg_headers = attempt(context, decision);
         let guard = preemption_guard(prompt);
-        let sending = Sending {
+        let sending = ReplyLeg {
             prompt,
             leg_headers: &leg_headers,
             placed: &decode,
@@ -156,7 +156,7 @@ impl PairParams {
     /// The prefill worker's engine, or the rank that the leg is placed on, is not known.
     async fn make(
         context: &Context,
-        placed: &Placed,
+        placed: &PlacedLeg,
         leg_headers: &LegHeaders,
     ) -> Result<Self, Error> {
         let worker = &placed.worker;
@@ -233,7 +233,7 @@ fn bootstrap(worker: &Worker) -> Result<&Bootstrap, Error> {
     worker.bootstrap.as_ref().ok_or_else(malformed)
 }
 
-async fn pair(sending: &Sending<'_>, prefill: &Placed) -> Result<Generation, PairFailure> {
+async fn pair(sending: &ReplyLeg<'_>, prefill: &PlacedLeg) -> Result<Generation, PairFailure> {
     let PromptContext { context, unit, decision, .. } = sending.prompt;
     let params = PairParams::make(context, prefill, sending.leg_headers).await;
     let params = params.map_err(PairFailure::Prefill)?;
@@ -249,7 +249,7 @@ async fn pair(sending: &Sending<'_>, prefill: &Placed) -> Result<Generation, Pai
     let facts = LegFacts::new(LegKind::Prefill, prefill.worker.id(), expected);
     decision.prefill_sent(facts);
     let leg = sending.prompt.leg(LegKind::Decode, &sending.placed.worker);
-    let sending = &Sending { leg_headers: &traced(sending.leg_headers.clone(), &leg), ..*sending };
+    let sending = &ReplyLeg { leg_headers: &traced(sending.leg_headers.clone(), &leg), ..*sending };
     let started = Instant::now();
     let mut account = Account::open(sending, started, true, leg);
     let begun = run_both_legs(sending, &account, prefill, &params).await;
@@ -279,9 +279,9 @@ async fn pair(sending: &Sending<'_>, prefill: &Placed) -> Result<Generation, Pai
 /// Sends both legs and waits until the decode leg answers. When one leg fails, the other is
 /// cancelled by dropping its connection.
 async fn run_both_legs(
-    sending: &Sending<'_>,
+    sending: &ReplyLeg<'_>,
     account: &Account,
-    prefill: &Placed,
+    prefill: &PlacedLeg,
     params: &PairParams,
 ) -> Result<First, PairFailure> {
     let PromptContext { context, unit, .. } = sending.prompt;
@@ -359,7 +359,7 @@ async fn run_both_legs(
 /// # Errors
 /// The reply is not that of the engine from which decode expects the KV.
 fn record_prefill(
-    sending: &Sending<'_>,
+    sending: &ReplyLeg<'_>,
     worker: &Worker,
     params: &PairParams,
     prefilled: &PrefillReply,
@@ -393,7 +393,7 @@ fn classify_decode_failure(prefill: &Worker, error: Error) -> PairFailure {
 /// Sends the decode leg with the body that carries the hand-off. For several samples, that is a leg
 /// that only takes the hand-off, and the leg that generates the reply follows it.
 async fn decode(
-    sending: &Sending<'_>,
+    sending: &ReplyLeg<'_>,
     account: &Account,
     body: RevocableBody,
     registration: &Registration,

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant as TokioInstant, timeout_at};
 
 use super::context::{PromptContext, leg_headers};
-use super::place::{Placed, fetch_choice};
+use super::place::{PlacedLeg, fetch_choice};
 use splitrail_fleet::Worker;
 use splitrail_fleet::peer_fetch::takes_prefixes;
 use splitrail_ledger::decisions::FetchRecord;
@@ -39,7 +39,7 @@ pub(crate) use steps::{Asker, Steps, Workers};
 /// is to, which needs a leg that may take a prefix.
 pub(super) async fn fetch_planned<'a>(
     prompt: PromptContext<'a>,
-    placed: &mut Placed,
+    placed: &mut PlacedLeg,
     may_fetch: &mut bool,
 ) -> Option<Box<OneShot<'a>>> {
     let plan = placed.fetch.take()?;
@@ -48,7 +48,7 @@ pub(super) async fn fetch_planned<'a>(
 
 async fn fetch_first<'a>(
     prompt: PromptContext<'a>,
-    placed: &mut Placed,
+    placed: &mut PlacedLeg,
     plan: FetchPlan,
     may_fetch: &mut bool,
 ) -> Option<Box<OneShot<'a>>> {
@@ -102,7 +102,7 @@ struct Fetching<'a> {
 
 impl<'a> Fetching<'a> {
     /// `None` if the fetch would bring less than it must.
-    fn begin(prompt: PromptContext<'a>, placed: &Placed, plan: FetchPlan) -> Option<Self> {
+    fn begin(prompt: PromptContext<'a>, placed: &PlacedLeg, plan: FetchPlan) -> Option<Self> {
         let PromptContext { context, unit, .. } = prompt;
         let pool = &context.served.pool;
         let (bounds, block_size) = (pool.fetch_bounds()?, pool.block_size());

@@ -10,7 +10,7 @@ use super::context::{Context, PromptContext};
 use crate::prepare::Unit;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_engine_client::LegHeaders;
-use splitrail_fleet::Served;
+use splitrail_fleet::ServedModel;
 use splitrail_fleet::waiting::{GrantedPlace, NoRoom, NoRoomReason, PlacementRequest};
 use splitrail_fleet::{CandidateQuery, Exclusion, Pool, Roster, Worker};
 use splitrail_ledger::timeline::Stage;
@@ -30,7 +30,7 @@ thread_local! {
 }
 
 /// A chosen worker, with what the router knew of it at the time of the choice.
-pub(super) struct Placed {
+pub(super) struct PlacedLeg {
     pub(super) worker: Arc<Worker>,
     /// The data-parallel rank that the leg is pinned to.
     pub(super) rank: Option<u16>,
@@ -60,7 +60,7 @@ pub(super) struct Placed {
     room: Mutex<Option<Booking>>,
 }
 
-impl Placed {
+impl PlacedLeg {
     /// Takes the booking that the queue made, if there is one and it was not taken yet.
     pub(super) fn take_room(&self) -> Option<Booking> {
         self.room.lock().unwrap_or_else(PoisonError::into_inner).take()
@@ -173,10 +173,10 @@ impl Moment {
 }
 
 /// Chooses a worker for a leg and records the reasons for the choice.
-pub(super) fn place(prompt: PromptContext<'_>, rules: LegRules<'_>) -> Result<Placed, Error> {
+pub(super) fn place(prompt: PromptContext<'_>, rules: LegRules<'_>) -> Result<PlacedLeg, Error> {
     let PromptContext { context, unit, decision, .. } = prompt;
     let leg = rules.leg;
-    let Served { config, pool, .. } = context.served.as_ref();
+    let ServedModel { config, pool, .. } = context.served.as_ref();
     let started = Instant::now();
     let roster = pool.roster();
     PICKING.with_borrow_mut(|(candidates, sources, choice)| {
@@ -206,9 +206,9 @@ pub(super) async fn place_in_turn(
     prompt: PromptContext<'_>,
     rules: LegRules<'_>,
     observes_prefill_end: bool,
-) -> Result<Placed, Error> {
+) -> Result<PlacedLeg, Error> {
     let PromptContext { context, unit, .. } = prompt;
-    let Served { config, pool, .. } = context.served.as_ref();
+    let ServedModel { config, pool, .. } = context.served.as_ref();
     // If no worker is up, there is no use in waiting.
     if config.queue.is_none() || !pool.any_up(rules.leg, rules.excluded) {
         return place(prompt, rules);
@@ -252,7 +252,7 @@ fn refused(
     prompt: PromptContext<'_>,
     rules: LegRules<'_>,
     no_room: NoRoom,
-) -> Result<Placed, Error> {
+) -> Result<PlacedLeg, Error> {
     let context = prompt.context;
     let name = context.served.name();
     let seconds = u32::try_from(no_room.retry_after_seconds).unwrap_or(u32::MAX);
@@ -290,7 +290,7 @@ fn settle(
     rules: LegRules<'_>,
     pick: Pick<'_>,
     room: Option<Booking>,
-) -> Result<Placed, Error> {
+) -> Result<PlacedLeg, Error> {
     let PromptContext { context, unit, .. } = prompt;
     let Pick { roster, candidates, choice } = pick;
     let leg = query.leg;
@@ -309,7 +309,7 @@ fn settle(
         series.placed(&context.metrics, model, leg.name(), chosen.overlap_blocks, lost);
     }
     let Candidate { rank, overlap_blocks, overlap_by_tier, speculative_blocks, .. } = chosen;
-    Ok(Placed {
+    Ok(PlacedLeg {
         is_believed: worker.overlap_is_believed(rank),
         worker,
         rank,
@@ -372,7 +372,7 @@ pub(super) fn query(pool: &Pool, unit: &Unit, leg: Leg, turn: u64, draw: u64) ->
 
 /// Enters a placed leg that is being sent in the speculative index: its worker is about to hold the
 /// prompt's KV, so prompts with the same prefix can follow it.
-pub(super) fn sent(context: &Context, unit: &Unit, placed: &Placed) {
+pub(super) fn sent(context: &Context, unit: &Unit, placed: &PlacedLeg) {
     // If all blocks are confirmed, no speculative entry is needed.
     if (placed.overlap_blocks as usize) < unit.hashes.len() {
         let index = &context.served.pool.speculative_index;
@@ -381,7 +381,7 @@ pub(super) fn sent(context: &Context, unit: &Unit, placed: &Placed) {
 }
 
 /// Enters in the speculative index that a leg has computed the prompt's KV on its worker.
-pub(super) fn computed(context: &Context, unit: &Unit, placed: &Placed) {
+pub(super) fn computed(context: &Context, unit: &Unit, placed: &PlacedLeg) {
     if unit.hashes.is_empty() {
         return;
     }

@@ -21,11 +21,11 @@ use super::kv_read::{KvRead, record_leg};
 use super::lease::Lease;
 use super::legs;
 use super::peer_fetch::fetch_planned;
-use super::place::{LegRules, Placed, computed, place_in_turn, sent};
+use super::place::{LegRules, PlacedLeg, computed, place_in_turn, sent};
 use super::plan::LocalReason;
 use super::prewarm::recent::remember;
 use super::repair::Repair;
-use super::staged::{HandOffOrigin, Prefilled, ReleaseRequest, Staged, leave};
+use super::staged::{HandOffOrigin, PrefillResult, ReleaseRequest, Staged, leave};
 use super::weigh::prefill_rules;
 use crate::prepare::Unit;
 use crate::reply::dialect;
@@ -33,7 +33,7 @@ use splitrail_api::error::{Error, ErrorKind, Fault};
 use splitrail_api::{Endpoint, JsonObject, Parts};
 use splitrail_config::model::{Connector, OnNoPrefill};
 use splitrail_engine_client::{LegHeaders, Peer, RevocableBody, Shape};
-use splitrail_fleet::Served;
+use splitrail_fleet::ServedModel;
 use splitrail_fleet::reply_check::check_reply;
 use splitrail_fleet::{Exclusion, Pool, Worker};
 use splitrail_ledger::decisions::DecisionHandle;
@@ -71,7 +71,7 @@ impl PrefillAttempts {
     ///
     /// # Errors
     /// If no prefill worker is up, or the queue refuses the request.
-    pub(super) async fn place(&self, prompt: PromptContext<'_>) -> Result<Placed, Error> {
+    pub(super) async fn place(&self, prompt: PromptContext<'_>) -> Result<PlacedLeg, Error> {
         let context = prompt.context;
         let excluded = self.left_out();
         if !context.served.pool.any_up(Leg::Prefill, &excluded) {
@@ -128,7 +128,7 @@ pub(super) fn no_prefill_worker(context: &Context) -> Error {
 pub(super) async fn prefill_or_local(
     prompt: PromptContext<'_>,
     failed_decode: &[Exclusion],
-) -> Result<Option<Prefilled>, Error> {
+) -> Result<Option<PrefillResult>, Error> {
     let PromptContext { context, unit, decision, .. } = prompt;
     let Context { served, endpoint, options, .. } = context.as_ref();
     let rules = prefill_rules(served, *endpoint, unit, *options);
@@ -321,13 +321,13 @@ pub(super) struct RawReply {
 pub(super) async fn send(
     prompt: PromptContext<'_>,
     leg_headers: &LegHeaders,
-    placed: &Placed,
+    placed: &PlacedLeg,
     body: RevocableBody,
     repair: Option<&mut Repair>,
 ) -> Result<PrefillReply, Error> {
     let PromptContext { context, unit, .. } = prompt;
     let started = Instant::now();
-    let Served { config, client, .. } = context.served.as_ref();
+    let ServedModel { config, client, .. } = context.served.as_ref();
     let worker = &placed.worker;
     let uncached = uncached_tokens(context, unit, placed.speculative_blocks);
     worker.breaker(Leg::Prefill).begin(started);
@@ -407,9 +407,9 @@ fn post(
 async fn prefill(
     prompt: PromptContext<'_>,
     leg_headers: LegHeaders,
-    placed: &Placed,
+    placed: &PlacedLeg,
     reading: Option<KvRead<'_>>,
-) -> Result<Result<Prefilled, LocalReason>, Error> {
+) -> Result<Result<PrefillResult, LocalReason>, Error> {
     let PromptContext { context, unit, decision, .. } = prompt;
     let worker = &placed.worker;
     let stored = context.served.config.connector == Connector::SharedStorage;
@@ -452,7 +452,7 @@ async fn prefill(
         };
         Some(Staged::new(origin, release_request, hand_off, lease))
     };
-    Ok(Ok(Prefilled { worker: Arc::clone(worker), staged, leg_headers }))
+    Ok(Ok(PrefillResult { worker: Arc::clone(worker), staged, leg_headers }))
 }
 
 /// Remembers whether a worker returns hand-offs for an endpoint.

@@ -19,7 +19,7 @@ use splitrail_api::sampling::edit_sampling;
 use splitrail_api::sanitise::RemovedFields;
 use splitrail_api::{Endpoint, Inbound, JsonObject, json};
 use splitrail_config::model::{Connector, Flow, Limits};
-use splitrail_fleet::{Cluster, Served, ServedName, Serving};
+use splitrail_fleet::{Cluster, ServedModel, ServedModels, ServedName};
 use splitrail_prompt::Extent;
 use splitrail_prompt::watch::{self, Watch};
 use splitrail_telemetry::Metrics;
@@ -44,9 +44,9 @@ pub const MEDIA_FOLLOWS: &str = "media after the known blocks";
 const BYTES_PER_TOKEN: usize = 4;
 
 /// A request that is ready to be placed.
-pub struct Prepared {
+pub struct PreparedRequest {
     /// The model.
-    pub served: Arc<Served>,
+    pub served: Arc<ServedModel>,
     /// The endpoint of the request.
     pub endpoint: Endpoint,
     /// How the client wants the request answered.
@@ -63,7 +63,7 @@ pub struct Prepared {
     pub memory: Charge,
 }
 
-impl Prepared {
+impl PreparedRequest {
     /// Counts removed fields and prompts with unknown tokens of a request that is going to be
     /// served.
     pub fn count(&self, metrics: &Metrics) {
@@ -179,7 +179,7 @@ impl Payload {
     fn read(
         self,
         endpoint: Endpoint,
-        serving: &Serving,
+        serving: &ServedModels,
         memory: &mut Memory<'_>,
     ) -> Result<Inbound, Error> {
         let limits = &serving.limits;
@@ -303,7 +303,7 @@ pub async fn prepare(
     payload: Payload,
     tenant: Option<&Arc<Tenant>>,
     budget: &Arc<MemoryBudget>,
-) -> Result<Prepared, Error> {
+) -> Result<PreparedRequest, Error> {
     let serving = preparer.cluster.serving();
     let template_max = serving.limits.template_timeout;
     if short::is_short(&payload, serving.tokenizing) {
@@ -328,10 +328,13 @@ pub async fn prepare(
 
 /// A request whose prompts are known as far as the router can tell, and the questions to engines that
 /// are open.
-type OpenPreparation = (Prepared, Vec<Question>);
+type OpenPreparation = (PreparedRequest, Vec<Question>);
 
 /// The request once engines have been asked for the tokens of its prompts, if they are to be.
-async fn answered(preparer: &Preparer, (mut prepared, questions): OpenPreparation) -> Prepared {
+async fn answered(
+    preparer: &Preparer,
+    (mut prepared, questions): OpenPreparation,
+) -> PreparedRequest {
     if !questions.is_empty() {
         // Boxed so that requests of other models do not grow.
         Box::pin(engine_tokens::ask(preparer, &mut prepared, questions)).await;
@@ -415,18 +418,26 @@ fn compute(
     }
     let Inbound { options, threshold, removed, .. } = inbound;
     let memory = memory.kept.into_charge();
-    let prepared =
-        Prepared { served, endpoint, options, threshold, units, samples_apart, removed, memory };
+    let prepared = PreparedRequest {
+        served,
+        endpoint,
+        options,
+        threshold,
+        units,
+        samples_apart,
+        removed,
+        memory,
+    };
     Ok((prepared, questions))
 }
 
 /// Finds the model and the adapter of a request, checks that the tenant and the model's engines allow
 /// the request, and gives the body the names and the salt that engines know.
 fn address(
-    serving: &Serving,
+    serving: &ServedModels,
     inbound: &mut Inbound,
     tenant: Option<&Tenant>,
-) -> Result<(Arc<Served>, Option<String>), Error> {
+) -> Result<(Arc<ServedModel>, Option<String>), Error> {
     let endpoint = inbound.endpoint;
     let ServedName { model, adapter } = named(serving, endpoint, &inbound.model_name, tenant)?;
     let served = Arc::clone(&serving.models[model]);
@@ -453,7 +464,7 @@ fn prompt_bytes(endpoint: Endpoint, body: &JsonObject) -> usize {
 /// left out if only one model is served. The error for an unknown name lists those that the tenant
 /// may use.
 fn named(
-    serving: &Serving,
+    serving: &ServedModels,
     endpoint: Endpoint,
     name: &str,
     tenant: Option<&Tenant>,
@@ -473,7 +484,7 @@ fn named(
 
 /// Refuses endpoints that engines with this connector cannot serve. Engines that need a pair of
 /// legs have no way to find each other on endpoints with named events.
-fn check_connector(served: &Served, endpoint: Endpoint) -> Result<(), Error> {
+fn check_connector(served: &ServedModel, endpoint: Endpoint) -> Result<(), Error> {
     let config = &served.config;
     let alone = config.connector.serves_alone() || config.flow == Flow::Aggregated;
     if alone || !(endpoint.generates() && endpoint.dialect().names_events()) {
@@ -495,7 +506,7 @@ fn separate(inbound: &mut Inbound, tenant: &Tenant) {
 
 /// Refuses a `cache_salt` on endpoints where SGLang ignores it, because the client would share
 /// cached blocks with others.
-fn check_salt(served: &Served, inbound: &Inbound) -> Result<(), Error> {
+fn check_salt(served: &ServedModel, inbound: &Inbound) -> Result<(), Error> {
     let endpoint = inbound.endpoint;
     let unsalted = matches!(endpoint, Endpoint::Messages | Endpoint::Embeddings);
     if inbound.cache_salt.is_none() || !unsalted || served.config.connector != Connector::Sglang {
@@ -508,7 +519,11 @@ fn check_salt(served: &Served, inbound: &Inbound) -> Result<(), Error> {
 
 /// The number of samples of a prompt that are sent as requests of their own: all samples if the
 /// connector needs a hand-off for each of them, and otherwise 1.
-fn samples_apart(served: &Served, inbound: &mut Inbound, limits: &Limits) -> Result<u32, Error> {
+fn samples_apart(
+    served: &ServedModel,
+    inbound: &mut Inbound,
+    limits: &Limits,
+) -> Result<u32, Error> {
     let config = &served.config;
     let n = inbound.options.n;
     if config.connector.serves_alone() || config.flow == Flow::Aggregated || n == 1 {

@@ -18,7 +18,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use splitrail_fleet::{Cluster, Served};
+use splitrail_fleet::{Cluster, ServedModel};
 use splitrail_telemetry::{TaskName, restart_on_panic};
 
 mod choose;
@@ -64,7 +64,7 @@ async fn look(
     fetched: &Arc<Notify>,
 ) -> bool {
     let serving = cluster.serving();
-    let is_on = |served: &&Arc<Served>| served.pool.hot.is_on();
+    let is_on = |served: &&Arc<ServedModel>| served.pool.hot.is_on();
     models.retain(|name, joins| {
         let is_kept = serving.model(name).filter(is_on).is_some_and(|served| joins.is_of(served));
         if !is_kept {

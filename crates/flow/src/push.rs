@@ -20,15 +20,15 @@ use super::context::Context;
 use super::first::lease_expired;
 use super::hand_off::Matched;
 use super::lease::{Lease, middle_since};
-use super::place::Placed;
+use super::place::PlacedLeg;
 use super::repair::Registration;
-use super::sending::Sending;
+use super::sending::ReplyLeg;
 use identity::{UnknownIdentity, engine, pinned_rank};
 use splitrail_api::Endpoint;
 use splitrail_api::error::Error;
 use splitrail_api::text::random_id;
 use splitrail_engine_client::LegHeaders;
-use splitrail_fleet::{Served, Worker};
+use splitrail_fleet::{ServedModel, Worker};
 
 /// Maximum time in which a decode engine must say who it is: as long as a busy one may need for a few
 /// tokens.
@@ -52,10 +52,10 @@ impl PushPair {
     /// router's, new for each attempt, and cannot be guessed.
     pub(super) async fn make(
         context: &Context,
-        prefill: &Placed,
+        prefill: &PlacedLeg,
         leg_headers: &LegHeaders,
     ) -> Result<Self, Error> {
-        let Served { config, .. } = context.served.as_ref();
+        let ServedModel { config, .. } = context.served.as_ref();
         let worker = &prefill.worker;
         let rank = pinned_rank(worker, prefill.rank)?;
         let engine = engine(&context.served, worker, rank, config.timeouts.prefill).await?;
@@ -69,8 +69,8 @@ impl PushPair {
     ///
     /// # Errors
     /// The engine does not take pushed KV, or its reply does not say so.
-    pub(super) async fn check_decode(context: &Context, decode: &Placed) -> Result<(), Error> {
-        let Served { config, .. } = context.served.as_ref();
+    pub(super) async fn check_decode(context: &Context, decode: &PlacedLeg) -> Result<(), Error> {
+        let ServedModel { config, .. } = context.served.as_ref();
         let rank = decode.rank.map(u32::from);
         let patience = config.timeouts.prefill.min(DECODE_PATIENCE);
         engine(&context.served, &decode.worker, rank, patience).await?;
@@ -99,7 +99,7 @@ impl PushPair {
     /// The host of the engine is not allowed.
     pub(super) fn learn(
         &self,
-        served: &Served,
+        served: &ServedModel,
         worker: &Worker,
         reply: &PushReply,
         peer: Option<IpAddr>,
@@ -147,7 +147,7 @@ fn own_member(endpoint: Endpoint) -> Option<String> {
 /// about the lease. Only the worker's load reports show whether the leg left the queue in time. With
 /// several samples, a leg that only takes the hand-off comes first; once it has ended, no lease matters.
 pub(super) async fn within_lease<T>(
-    sending: &Sending<'_>,
+    sending: &ReplyLeg<'_>,
     lease: Lease,
     registration: &Registration,
     decoding: impl Future<Output = Result<T, Error>>,

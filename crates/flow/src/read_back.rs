@@ -17,8 +17,8 @@ use splitrail_kv::{BlockHash, hashes_after};
 
 use super::context::{Context, PromptContext};
 use super::migrate::without;
-use super::place::{Placed, query};
-use super::sending::Sending;
+use super::place::{PlacedLeg, query};
+use super::sending::ReplyLeg;
 use crate::prepare::Unit;
 use crate::reply::dialect;
 use splitrail_api::error::Error;
@@ -26,7 +26,7 @@ use splitrail_api::request::Options;
 use splitrail_api::{Endpoint, JsonObject};
 use splitrail_config::model::{Connector, Model, PeerFetch};
 use splitrail_fleet::read_back::{NewPin, PinReading, ReadBack};
-use splitrail_fleet::{Served, Worker};
+use splitrail_fleet::{ServedModel, Worker};
 use splitrail_ledger::decisions::Decision;
 use splitrail_ledger::leg::ReadBackOffer;
 use splitrail_policy::{Leg, read_plan};
@@ -60,7 +60,7 @@ pub(super) fn reports_ids(endpoint: Endpoint) -> bool {
 
 /// Whether a decode leg with a hand-off is asked for token ids. Streams are not: their engines say
 /// nothing of what they keep pinned.
-pub(super) fn asks_for_ids(sending: &Sending<'_>) -> bool {
+pub(super) fn asks_for_ids(sending: &ReplyLeg<'_>) -> bool {
     let PromptContext { context, unit, .. } = sending.prompt;
     let Context { served, endpoint, options, .. } = context.as_ref();
     is_on(&served.config, *endpoint)
@@ -73,7 +73,7 @@ pub(super) fn asks_for_ids(sending: &Sending<'_>) -> bool {
 
 /// Remembers what the engine of a whole reply, which began to arrive at `since`, keeps pinned, and removes from the reply the token ids
 /// that only the router has asked for.
-pub(super) fn keep(sending: &Sending<'_>, reply: &mut JsonObject, since: Instant) {
+pub(super) fn keep(sending: &ReplyLeg<'_>, reply: &mut JsonObject, since: Instant) {
     let PromptContext { context, unit, decision, .. } = sending.prompt;
     let served = &context.served;
     if !is_configured(&served.config) {
@@ -91,7 +91,7 @@ pub(super) fn keep(sending: &Sending<'_>, reply: &mut JsonObject, since: Instant
     }
 }
 
-fn keep_pinned(sending: &Sending<'_>, reply: &JsonObject, since: Instant) {
+fn keep_pinned(sending: &ReplyLeg<'_>, reply: &JsonObject, since: Instant) {
     let PromptContext { context, unit, .. } = sending.prompt;
     let (served, holder) = (&context.served, &sending.placed.worker);
     // vLLM's front end finds stop strings and aborts the request, after which the engine keeps nothing
@@ -120,7 +120,7 @@ fn keep_pinned(sending: &Sending<'_>, reply: &JsonObject, since: Instant) {
 /// Releases what the engine of a reply keeps pinned and nothing will read: that of a leg that only
 /// took a hand-off, or of an endpoint whose token ids are not to be had.
 pub(super) fn discard(
-    served: &Arc<Served>,
+    served: &Arc<ServedModel>,
     metrics: &Arc<Metrics>,
     holder: &Arc<Worker>,
     dialect: Dialect,
@@ -138,7 +138,7 @@ pub(super) fn discard(
 
 /// The same, for a reply that is not read otherwise.
 pub(super) fn discard_whole(
-    served: &Arc<Served>,
+    served: &Arc<ServedModel>,
     metrics: &Arc<Metrics>,
     holder: &Arc<Worker>,
     dialect: Dialect,
@@ -163,7 +163,7 @@ fn has_stop_strings(body: &JsonObject) -> bool {
 /// What the engine of a decode leg with a hand-off keeps pinned, as its reply says. The reply shows
 /// as well that the engine keeps something, or that it keeps nothing if `shows_absence`.
 fn pinned(
-    served: &Served,
+    served: &ServedModel,
     holder: &Worker,
     reply: &JsonObject,
     shows_absence: bool,
@@ -268,7 +268,7 @@ fn hide_ids(reply: &mut JsonObject) {
 /// The number of leading blocks that a prefill leg of a prompt may read back, if a decode worker keeps
 /// them; 0 if it may read nothing.
 pub(super) fn readable_blocks(
-    served: &Served,
+    served: &ServedModel,
     endpoint: Endpoint,
     unit: &Unit,
     options: Options,
@@ -286,7 +286,7 @@ pub(super) fn readable_blocks(
 /// decode worker keeps them and reading is predicted to be faster than computing. `held_blocks` are
 /// the leading blocks that the worker holds or is about to hold.
 pub(super) fn readable(
-    served: &Served,
+    served: &ServedModel,
     unit: &Unit,
     worker: &Worker,
     held_blocks: u32,
@@ -306,7 +306,7 @@ pub(super) fn readable(
 /// Takes what a prefill leg reads, if there is something.
 pub(super) fn take(
     prompt: PromptContext<'_>,
-    placed: &Placed,
+    placed: &PlacedLeg,
     readable_blocks: u32,
 ) -> Option<PinReading> {
     let PromptContext { context, unit, .. } = prompt;
@@ -399,7 +399,7 @@ pub(super) fn read(
 }
 
 /// Records that a leg that was to read KV from another worker failed.
-pub(super) fn read_failed(served: &Served, worker: &Worker, now: Instant) {
+pub(super) fn read_failed(served: &ServedModel, worker: &Worker, now: Instant) {
     if worker.read_back.ended(false, now) {
         let what = "a prefill leg that was to read KV from another worker failed: none reads on this \
                     worker for a while. Does its engine have bidirectional_kv_xfer and \

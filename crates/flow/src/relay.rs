@@ -13,7 +13,7 @@ use super::account::Account;
 use super::context::PromptContext;
 use super::migrate::Migration;
 use super::read_back;
-use super::sending::Sending;
+use super::sending::ReplyLeg;
 use crate::prepare::Preparer;
 use crate::reply::choices::is_below_threshold;
 use crate::reply::detail::Detail;
@@ -29,7 +29,7 @@ use splitrail_policy::Leg;
 
 /// A whole reply, which began to arrive at `begun`: the engine's reply with the client's usage.
 pub(super) fn whole(
-    sending: &Sending<'_>,
+    sending: &ReplyLeg<'_>,
     account: &mut Account,
     mut reply: JsonObject,
     begun: Instant,

@@ -29,16 +29,16 @@ use splitrail_api::memory_budget::Charge;
 use splitrail_api::{Endpoint, Parts};
 use splitrail_engine::nixl_push::{PushEngine, PushReply};
 use splitrail_engine_client::{LegHeaders, RevocableBody, SendState, Shape};
-use splitrail_fleet::{Cluster, Served, Worker};
+use splitrail_fleet::{Cluster, ServedModel, Worker};
 use splitrail_telemetry::Metrics;
 use splitrail_workload::Booking;
 use tokio::time::Instant;
 
 use super::context::{PromptContext, uncached_tokens};
 use super::lease::Lease;
-use super::place::Placed;
+use super::place::PlacedLeg;
 use super::prefill::RawReply;
-use super::sending::Sending;
+use super::sending::ReplyLeg;
 
 /// How long a pair is repaired: as long as the engines wait for each other by default.
 const REPAIR_MAX: Duration = Duration::from_secs(480);
@@ -120,7 +120,7 @@ pub(super) struct Repair {
 
 /// What is needed to send a prefill leg again.
 struct PrefillLeg {
-    served: Arc<Served>,
+    served: Arc<ServedModel>,
     metrics: Arc<Metrics>,
     endpoint: Endpoint,
     worker: Arc<Worker>,
@@ -146,8 +146,8 @@ struct PrefillLeg {
 impl Repair {
     /// For a prefill leg with this body, and the decode leg that is being sent.
     pub(super) fn new(
-        sending: &Sending<'_>,
-        prefill: &Placed,
+        sending: &ReplyLeg<'_>,
+        prefill: &PlacedLeg,
         registration: Registration,
         body: Parts,
         leg_headers: &LegHeaders,

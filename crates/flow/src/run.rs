@@ -20,15 +20,15 @@ use super::place::{LegRules, Moment, computed, note_vetoed, place, place_in_turn
 use super::plan::{Facts, LocalReason, NextLegs, Plan, plan};
 use super::prefill::{no_prefill_worker, prefill_or_local, without_prefill};
 use super::prewarm::recent::remember;
-use super::sending::Sending;
-use super::staged::Prefilled;
+use super::sending::ReplyLeg;
+use super::staged::PrefillResult;
 use super::threshold_reply;
 use super::weigh::{is_open, learned_ratio, prefill_rules, weigh};
 use crate::boxed::boxed_future;
 use crate::prepare::Unit;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_config::model::{OnNoPrefill, RequestFlow};
-use splitrail_fleet::Served;
+use splitrail_fleet::ServedModel;
 use splitrail_fleet::Worker;
 use splitrail_ledger::decisions::DecisionHandle;
 use splitrail_policy::Leg;
@@ -112,7 +112,7 @@ async fn go(prompt: PromptContext<'_>, plan: &Plan) -> Result<StartedReply, Erro
 /// The result of the step before the leg that generates the reply.
 enum FirstLeg {
     /// A prefill leg has succeeded.
-    Prefilled(Box<Prefilled>),
+    Prefilled(Box<PrefillResult>),
     /// There is no leg before; one worker, chosen for this leg, does all the work.
     None(Leg),
     /// Both legs were sent at the same time, and the reply has begun.
@@ -129,7 +129,7 @@ async fn first_leg(
     attempts: &mut DecodeAttempts,
 ) -> Result<FirstLeg, Error> {
     let context = prompt.context;
-    let Served { config, pool, .. } = context.served.as_ref();
+    let ServedModel { config, pool, .. } = context.served.as_ref();
     let alone = FirstLeg::None(Leg::Aggregated);
     match plan.then {
         NextLegs::Aggregated(reason) => {
@@ -187,7 +187,7 @@ async fn both_legs(
 async fn last_leg(
     prompt: PromptContext<'_>,
     leg: Leg,
-    staged: &mut Option<Prefilled>,
+    staged: &mut Option<PrefillResult>,
     is_used_again: bool,
     attempts: &mut DecodeAttempts,
 ) -> Result<Option<StartedReply>, Error> {
@@ -240,7 +240,7 @@ async fn last_leg(
         Leg::Prefill | Leg::Aggregated => 0.0,
     };
     let threshold = carried_threshold(context, &placed.worker, guard);
-    let sending = Sending { prompt, leg_headers: &leg_headers, placed: &placed, threshold };
+    let sending = ReplyLeg { prompt, leg_headers: &leg_headers, placed: &placed, threshold };
     // The engine may have received the hand-off, so an attempt after a failure needs a new one.
     let generated = boxed_future(|| generate(&sending, staged)).await;
     if matches!(generated, Ok(Generation::Started(_))) {

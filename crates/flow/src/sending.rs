@@ -6,7 +6,7 @@ use super::context::PromptContext;
 use super::hand_off::DecodeParams;
 use super::legs;
 use super::migrate::is_exact;
-use super::place::Placed;
+use super::place::PlacedLeg;
 use super::read_back;
 use splitrail_api::error::Error;
 use splitrail_api::{JsonObject, Parts};
@@ -14,15 +14,15 @@ use splitrail_engine_client::LegHeaders;
 
 /// A leg that generates the client's reply, with everything needed to send it.
 #[derive(Clone, Copy)]
-pub(super) struct Sending<'a> {
+pub(super) struct ReplyLeg<'a> {
     pub(super) prompt: PromptContext<'a>,
     pub(super) leg_headers: &'a LegHeaders,
-    pub(super) placed: &'a Placed,
+    pub(super) placed: &'a PlacedLeg,
     /// The value of `cache_hit_threshold` in the body.
     pub(super) threshold: Option<f64>,
 }
 
-impl Sending<'_> {
+impl ReplyLeg<'_> {
     /// Records that the first event of a stream has arrived, this long after the leg was sent.
     pub(super) fn observe_first_event(&self, took: Duration) {
         self.placed.worker.series.leg_took("decode", took.as_secs_f64());

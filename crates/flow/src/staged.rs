@@ -19,7 +19,7 @@ use crate::prepare::Unit;
 use splitrail_api::memory_budget::Charge;
 use splitrail_api::{Endpoint, JsonObject};
 use splitrail_engine_client::{LegHeaders, RevocableBody, SendState, Shape};
-use splitrail_fleet::Served;
+use splitrail_fleet::ServedModel;
 use splitrail_fleet::Worker;
 use splitrail_policy::{Leg, WorkerIndex};
 use splitrail_telemetry::Metrics;
@@ -29,7 +29,7 @@ pub(super) struct Staged {
     hand_off: Option<HandOff>,
     lease: Lease,
     metrics: Arc<Metrics>,
-    served: Arc<Served>,
+    served: Arc<ServedModel>,
     release_request: ReleaseRequest,
     leg_headers: LegHeaders,
     /// The prefill worker, which cannot take its own hand-off.
@@ -60,7 +60,7 @@ impl ReleaseRequest {
 
 /// The prefill leg that a hand-off comes from.
 pub(super) struct HandOffOrigin<'a> {
-    pub(super) served: &'a Arc<Served>,
+    pub(super) served: &'a Arc<ServedModel>,
     pub(super) metrics: &'a Arc<Metrics>,
     pub(super) worker: WorkerIndex,
     pub(super) leg_headers: &'a LegHeaders,
@@ -155,7 +155,7 @@ impl Staged {
 }
 
 /// The result of a prefill leg, for the decode leg.
-pub(super) struct Prefilled {
+pub(super) struct PrefillResult {
     /// The prefill worker.
     pub(super) worker: Arc<Worker>,
     /// The attempt's id, which the decode leg carries as well.
@@ -164,7 +164,7 @@ pub(super) struct Prefilled {
     pub(super) staged: Option<Staged>,
 }
 
-impl Prefilled {
+impl PrefillResult {
     /// The lease of the hand-off, if there is one.
     pub(super) fn lease(&self) -> Option<Lease> {
         self.staged.as_ref().map(Staged::lease)
@@ -173,7 +173,7 @@ impl Prefilled {
 
 /// A prefill whose hand-off is being sent. If it is dropped before that, the hand-off is released.
 pub(super) struct HandOffSend {
-    prefilled: Option<Prefilled>,
+    prefilled: Option<PrefillResult>,
     json: Option<Box<str>>,
     send_state: SendState,
 }
@@ -181,7 +181,7 @@ pub(super) struct HandOffSend {
 impl HandOffSend {
     /// The hand-off is in the body to which `send_state` belongs.
     pub(super) fn new(
-        prefilled: Option<Prefilled>,
+        prefilled: Option<PrefillResult>,
         json: Option<Box<str>>,
         send_state: SendState,
     ) -> Self {
@@ -189,7 +189,7 @@ impl HandOffSend {
     }
 
     /// The prefill with its unused hand-off, if no byte of the hand-off was sent.
-    pub(super) fn take_back(&mut self) -> Option<Prefilled> {
+    pub(super) fn take_back(&mut self) -> Option<PrefillResult> {
         let json = self.json.take()?;
         let mut prefilled = self.prefilled.take().filter(|_| self.send_state.take_back())?;
         prefilled.staged.as_mut()?.hand_off = HandOff::from_reply(&json).ok();
@@ -214,10 +214,10 @@ impl Drop for Staged {
 }
 
 /// Counts a hand-off that no worker may take: its blocks stay staged until the lease ends.
-pub(super) fn leave(served: &Served, metrics: &Metrics) {
+pub(super) fn leave(served: &ServedModel, metrics: &Metrics) {
     count(metrics, served, "left");
 }
 
-fn count(metrics: &Metrics, served: &Served, outcome: &str) {
+fn count(metrics: &Metrics, served: &ServedModel, outcome: &str) {
     metrics.unused_hand_offs.with_label_values(&[served.name(), outcome]).inc();
 }

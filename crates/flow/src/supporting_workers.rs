@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, ErrorKind};
-use splitrail_fleet::{Exclusion, Pool, Served, Worker, excluded};
+use splitrail_fleet::{Exclusion, Pool, ServedModel, Worker, excluded};
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
 use splitrail_workload::endpoint_support::TOKENIZER;
@@ -16,7 +16,7 @@ use splitrail_workload::endpoint_support::TOKENIZER;
 /// # Errors
 /// If all workers that are up lack the endpoint.
 pub(super) fn leg_for_endpoint(
-    served: &Served,
+    served: &ServedModel,
     endpoint: Endpoint,
     failed: &[Exclusion],
     now: Instant,

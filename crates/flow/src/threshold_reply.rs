@@ -2,7 +2,7 @@
 //! reply that an engine with support for `cache_hit_threshold` would make.
 
 use bytes::Bytes;
-use serde_json::{Value, json};
+use serde_json::Value;
 use splitrail_engine::dialect::Dialect;
 use splitrail_engine::threshold_reply::{ReplyEvent, ReplyForm, ThresholdReply};
 use splitrail_engine::usage::EngineUsage;
@@ -12,6 +12,7 @@ use super::context::PromptContext;
 use super::generate::StartedReply;
 use splitrail_api::error::Error;
 use splitrail_api::text::random_id;
+use splitrail_api::usage::usage_of_prompt;
 use splitrail_api::{Endpoint, JsonObject};
 use splitrail_ledger::decisions::Decision;
 use splitrail_ledger::leg::{Expectation, LegFacts, LegKind};
@@ -91,36 +92,6 @@ fn settle(
     };
     let fallback = context.served.config.cached_tokens_fallback;
     let usage = decision.threshold_reply_made(known, fallback, shows_usage)?;
-    Some(usage_in(context.endpoint.dialect(), usage.prompt_tokens, usage.cached_tokens))
-}
-
-/// The usage of a prompt for which nothing was generated.
-fn usage_in(dialect: Dialect, prompt_tokens: u32, cached_tokens: Option<u32>) -> Value {
-    let details = cached_tokens.map(|tokens| json!({"cached_tokens": tokens}));
-    let (mut usage, key, details) = match dialect {
-        Dialect::Chunks => (
-            json!({
-                "prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens,
-                "completion_tokens": 0,
-            }),
-            "prompt_tokens_details",
-            details,
-        ),
-        Dialect::Responses => (
-            json!({
-                "input_tokens": prompt_tokens, "total_tokens": prompt_tokens, "output_tokens": 0,
-            }),
-            "input_tokens_details",
-            details,
-        ),
-        Dialect::Messages => {
-            let rest = prompt_tokens.saturating_sub(cached_tokens.unwrap_or(0));
-            let usage = json!({"input_tokens": rest, "output_tokens": 0});
-            (usage, "cache_read_input_tokens", cached_tokens.map(Value::from))
-        }
-    };
-    if let Some(details) = details {
-        usage[key] = details;
-    }
-    usage
+    let dialect = context.endpoint.dialect();
+    Some(usage_of_prompt(dialect, usage.prompt_tokens, usage.cached_tokens))
 }

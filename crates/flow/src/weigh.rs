@@ -9,7 +9,7 @@ use crate::read_back::readable_blocks;
 use splitrail_api::Endpoint;
 use splitrail_api::request::Options;
 use splitrail_config::model::{HitThreshold, RequestFlow};
-use splitrail_fleet::Served;
+use splitrail_fleet::ServedModel;
 use splitrail_ledger::decisions::{DecisionHandle, WeighedRecord};
 use splitrail_policy::Leg;
 use splitrail_policy::queue::shortest_prefill_ms;
@@ -33,7 +33,7 @@ impl PrefillComparison {
     }
 
     /// The comparison as decision records show it.
-    pub(super) fn record(&self, served: &Served) -> WeighedRecord {
+    pub(super) fn record(&self, served: &ServedModel) -> WeighedRecord {
         let Comparison { local, explored, at_decode, at_prefill, hit_ratio } = self.comparison;
         let roster = served.pool.roster();
         let fetch = |way: Option<PredictedWay>| Some(fetch_choice(&roster, way?.fetch?));
@@ -52,7 +52,7 @@ impl PrefillComparison {
 
     /// Trains the prediction of the way that was taken, when the first token of a stream has
     /// arrived.
-    pub fn begun(&self, served: &Served, decision: &DecisionHandle) {
+    pub fn begun(&self, served: &ServedModel, decision: &DecisionHandle) {
         let (alone, was_rejected, attempts) = decision.with(|decision| {
             let was_rejected = decision.decode_try() == Some("rejected");
             (decision.prefill_worker().is_none(), was_rejected, decision.attempts())
@@ -70,7 +70,7 @@ impl PrefillComparison {
 
 /// Whether the router chooses the threshold of a request, because neither the request nor its model
 /// names one.
-pub fn is_open(served: &Served, flow: RequestFlow, threshold: Option<f64>) -> bool {
+pub fn is_open(served: &ServedModel, flow: RequestFlow, threshold: Option<f64>) -> bool {
     let auto = served.config.cache_hit_threshold == Some(HitThreshold::Auto);
     let left_out = served.config.cache_hit_threshold.is_none();
     threshold.is_none()
@@ -84,7 +84,7 @@ pub fn is_open(served: &Served, flow: RequestFlow, threshold: Option<f64>) -> bo
 /// Where a prefill leg of a prompt may be placed: its worker may fetch a prefix from another one, by the
 /// leg itself or before it, and read back what decode workers keep.
 pub(super) fn prefill_rules(
-    served: &Served,
+    served: &ServedModel,
     endpoint: Endpoint,
     unit: &Unit,
     options: Options,
@@ -98,7 +98,7 @@ pub(super) fn prefill_rules(
 /// Compares local and remote prefill for a prompt. `remote` says where the prefill leg may be placed. `goes`
 /// says whether the prompt is then served; otherwise nothing is learned from the comparison.
 pub(super) fn weigh(
-    served: &Served,
+    served: &ServedModel,
     unit: &Unit,
     remote: LegRules<'_>,
     goes: bool,
@@ -129,6 +129,6 @@ pub(super) fn weigh(
 }
 
 /// The learned cache hit threshold, from 0 to 1.
-pub fn learned_ratio(served: &Served) -> f64 {
+pub fn learned_ratio(served: &ServedModel) -> f64 {
     served.pool.calibration.learned(Instant::now()).threshold_ratio
 }

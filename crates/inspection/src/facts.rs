@@ -3,7 +3,7 @@
 use std::io;
 
 use splitrail_config::model::{Connector, WorkerConfig};
-use splitrail_engine::vllm::identity::{EventSource, ServedModel};
+use splitrail_engine::vllm::identity::{EngineModel, EventSource};
 use splitrail_fleet::engine_facts::can_take;
 use splitrail_policy::KvFormat;
 use splitrail_prompt::compare::Difference;
@@ -174,7 +174,7 @@ pub struct EngineReport {
     /// The version.
     pub version: Option<String>,
     /// All models and adapters.
-    pub models: Vec<ServedModel>,
+    pub models: Vec<EngineModel>,
     /// Tokens per KV block.
     pub block_size: Option<u32>,
     /// Number of data-parallel ranks.
@@ -192,7 +192,7 @@ pub struct EngineReport {
 impl EngineReport {
     /// The entry of a model by its name.
     #[must_use]
-    pub fn model(&self, name: &str) -> Option<&ServedModel> {
+    pub fn model(&self, name: &str) -> Option<&EngineModel> {
         self.models.iter().find(|model| model.name == name)
     }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use splitrail_settings::process::open_to_append;
 
-use splitrail_config::Rotate;
+use splitrail_config::Rotation;
 
 /// The file to which lines are appended. Full files are in the same directory: `PATH.1` is the
 /// newest of them.
@@ -15,7 +15,7 @@ pub struct LedgerFile {
     path: PathBuf,
     /// The configuration's section, for logs.
     section: &'static str,
-    rotate: Rotate,
+    rotate: Rotation,
     file: File,
     /// Bytes of complete lines in `file`.
     bytes: u64,
@@ -27,7 +27,7 @@ impl LedgerFile {
     ///
     /// # Errors
     /// If the file cannot be written or is a link, or another process writes to it.
-    pub fn open(path: &Path, section: &'static str, rotate: Rotate) -> io::Result<Self> {
+    pub fn open(path: &Path, section: &'static str, rotate: Rotation) -> io::Result<Self> {
         let named = |error: io::Error| {
             io::Error::new(
                 error.kind(),
@@ -147,7 +147,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ledger.jsonl");
         let mut file =
-            LedgerFile::open(&path, "ledger", Rotate { max_bytes: 10, files_max: 2 }).unwrap();
+            LedgerFile::open(&path, "ledger", Rotation { max_bytes: 10, files_max: 2 }).unwrap();
         for line in ["one 1\n", "two 2\n", "three 3\n", "four 4\n"] {
             file.append(line.as_bytes()).unwrap();
         }
@@ -167,7 +167,7 @@ mod tests {
         std::fs::write(folder.path().join("l.1"), "new\n").unwrap();
         std::fs::write(folder.path().join("l.3"), "old\n").unwrap();
         let mut file =
-            LedgerFile::open(&path, "ledger", Rotate { max_bytes: 2, files_max: 3 }).unwrap();
+            LedgerFile::open(&path, "ledger", Rotation { max_bytes: 2, files_max: 3 }).unwrap();
         file.append(b"a\n").unwrap();
         file.append(b"b\n").unwrap();
         let held = ["l", "l.1", "l.2", "l.3"].map(|name| read(&folder.path().join(name)));
@@ -181,7 +181,7 @@ mod tests {
         let link = || std::os::unix::fs::symlink(&precious, &path).unwrap();
         std::fs::write(&precious, "precious").unwrap();
         link();
-        let rotate = Rotate { max_bytes: 2, files_max: 3 };
+        let rotate = Rotation { max_bytes: 2, files_max: 3 };
         let refused = LedgerFile::open(&path, "ledger", rotate).unwrap_err();
         assert!(refused.to_string().contains("ledger.path"), "{refused}");
         assert!(refused.to_string().contains("it is a link"), "{refused}");
@@ -200,7 +200,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("l");
         std::fs::write(&path, "{\"whole\":1}\n{\"ha").unwrap();
-        let rotate = Rotate::default();
+        let rotate = Rotation::default();
         let mut file = LedgerFile::open(&path, "ledger", rotate).unwrap();
         file.append(b"{\"next\":2}\n").unwrap();
         let text = read(&path);

@@ -16,7 +16,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::file::LedgerFile;
-use splitrail_config::Rotate;
+use splitrail_config::Rotation;
 use splitrail_settings::log_throttle::LogThrottle;
 use splitrail_telemetry::clock::unix_ms;
 
@@ -78,7 +78,7 @@ impl Lines {
     pub fn open(
         section: &'static str,
         path: Option<&Path>,
-        rotate: Rotate,
+        rotate: Rotation,
         records: IntCounterVec,
         writable: &IntGaugeVec,
     ) -> io::Result<Self> {
@@ -271,7 +271,7 @@ mod tests {
     use super::*;
     use splitrail_telemetry::Metrics;
 
-    fn open(path: &Path, rotate: Rotate) -> (Lines, Metrics) {
+    fn open(path: &Path, rotate: Rotation) -> (Lines, Metrics) {
         let metrics = Metrics::new().unwrap();
         let records = metrics.ledger_records.clone();
         let writable = &metrics.output_file_writable;
@@ -282,7 +282,7 @@ mod tests {
     async fn queued_lines_are_written_in_order_before_the_task_ends() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("l");
-        let (book, metrics) = open(&path, Rotate::default());
+        let (book, metrics) = open(&path, Rotation::default());
         for number in 0..3000 {
             book.write(&json!({ "request_id": number.to_string() }));
         }
@@ -306,7 +306,7 @@ mod tests {
     fn a_failed_write_is_counted_and_the_next_line_says_that_there_is_a_gap() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("l");
-        let rotate = Rotate { max_bytes: 1, files_max: 1 };
+        let rotate = Rotation { max_bytes: 1, files_max: 1 };
         let (book, metrics) = open(&path, rotate);
         let writable = || metrics.output_file_writable.with_label_values(&["ledger"]).get();
         let mut writer = book.take_writer().unwrap();

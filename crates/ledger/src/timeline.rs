@@ -17,7 +17,7 @@ use splitrail_api::text::{digit, push_number};
 
 pub use clock::{LegSpan, PromptClock, StageTime};
 pub use stage::Stage;
-pub use trace::{HandOffSpan, Lap, Pick, RequestTrace, ScoredCandidate, Spans, TracedLeg};
+pub use trace::{HandOffSpan, Pick, RequestTrace, ScoredCandidate, Spans, StageSpan, TracedLeg};
 
 /// The times of one request.
 #[derive(Debug)]
@@ -141,7 +141,7 @@ impl Timeline {
         state.shared.at = end;
         state.totals.add(stage, end - begin);
         if let Some(spans) = &mut state.spans {
-            spans.lap(Lap { prompt: None, stage, begin, end });
+            spans.lap(StageSpan { prompt: None, stage, begin, end });
         }
         end - begin
     }

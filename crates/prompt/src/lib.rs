@@ -28,7 +28,7 @@ pub use request::ChatRequestView;
 pub use template::ContentFormat;
 pub use tokenizer::{LoadError, TokenizeError, Tokenizer};
 
-use normalise::Unsupported;
+use normalise::UnsupportedFeature;
 use template::{ChatInput, ChatTemplate, TemplateError};
 
 /// Why there are no token ids for a request. No variant carries prompt text.
@@ -47,8 +47,8 @@ pub enum PromptError {
     Internal(String),
 }
 
-impl From<Unsupported> for PromptError {
-    fn from(reason: Unsupported) -> Self {
+impl From<UnsupportedFeature> for PromptError {
+    fn from(reason: UnsupportedFeature) -> Self {
         Self::Unsupported(reason.0)
     }
 }

@@ -4,7 +4,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::normalise::{Unsupported, copy_options};
+use super::normalise::{UnsupportedFeature, copy_options};
 
 /// The members of a request of `/v1/messages` that [`chat_of`] reads.
 pub const MEMBERS: [&str; 7] = [
@@ -17,7 +17,7 @@ pub const MEMBERS: [&str; 7] = [
     "chat_template_kwargs",
 ];
 
-type Result<T> = std::result::Result<T, Unsupported>;
+type Result<T> = std::result::Result<T, UnsupportedFeature>;
 type Fields = Map<String, Value>;
 
 /// A block of a system prompt that begins with this text is dropped as a whole.
@@ -26,7 +26,7 @@ const BILLING_LINE: &str = "x-anthropic-billing-header";
 /// Converts the fields of a request of `/v1/messages` to those of a chat.
 ///
 /// # Errors
-/// [`Unsupported`] for images, for what depends on the engine's test of its chat template, and for
+/// [`UnsupportedFeature`] for images, for what depends on the engine's test of its chat template, and for
 /// what the engine refuses.
 pub fn chat_of(fields: &Fields) -> Result<Fields> {
     let mut messages = Vec::new();
@@ -35,7 +35,7 @@ pub fn chat_of(fields: &Fields) -> Result<Fields> {
         messages.push(json!({"role": "system", "content": system}));
     }
     let said = fields.get("messages").and_then(Value::as_array);
-    for message in said.ok_or(Unsupported("messages are not an array"))? {
+    for message in said.ok_or(UnsupportedFeature("messages are not an array"))? {
         convert(message, &mut messages)?;
     }
     let mut chat = Fields::new();
@@ -52,7 +52,7 @@ pub fn chat_of(fields: &Fields) -> Result<Fields> {
     match present(fields, "thinking").map(|thinking| thinking["type"].as_str()) {
         None | Some(Some("enabled" | "adaptive")) => {}
         // Becomes "none" or "low" effort, depending on the engine's test of its template.
-        Some(_) => return Err(Unsupported("thinking that is switched off")),
+        Some(_) => return Err(UnsupportedFeature("thinking that is switched off")),
     }
     let effort = present(fields, "output_config").and_then(|config| config.get("effort"));
     copy_options(&mut chat, effort, fields);
@@ -70,12 +70,12 @@ fn system_text(system: Option<&Value>) -> Result<String> {
         Some(Value::Array(blocks)) => {
             let texts = blocks.iter().map(|block| match block["type"].as_str() {
                 Some("text") => text_of(block, "text"),
-                _ => Err(Unsupported("a system prompt with blocks other than text")),
+                _ => Err(UnsupportedFeature("a system prompt with blocks other than text")),
             });
             let texts = texts.collect::<Result<Vec<_>>>()?;
             Ok(texts.into_iter().filter(|text| !text.starts_with(BILLING_LINE)).collect())
         }
-        Some(_) => Err(Unsupported("a system prompt that is neither text nor blocks")),
+        Some(_) => Err(UnsupportedFeature("a system prompt that is neither text nor blocks")),
     }
 }
 
@@ -84,7 +84,7 @@ fn text_of<'a>(block: &'a Value, key: &str) -> Result<&'a str> {
     match &block[key] {
         Value::Null => Ok(""),
         Value::String(text) => Ok(text),
-        _ => Err(Unsupported("a block whose text is not a string")),
+        _ => Err(UnsupportedFeature("a block whose text is not a string")),
     }
 }
 
@@ -93,8 +93,10 @@ fn convert(message: &Value, out: &mut Vec<Value>) -> Result<()> {
         Some(role @ ("user" | "assistant")) => role,
         // The engine keeps these in place or moves them to the front, depending on its test of the
         // template.
-        Some("system") => return Err(Unsupported("a system message within the conversation")),
-        _ => return Err(Unsupported("a message of an unknown role")),
+        Some("system") => {
+            return Err(UnsupportedFeature("a system message within the conversation"));
+        }
+        _ => return Err(UnsupportedFeature("a message of an unknown role")),
     };
     let blocks = match &message["content"] {
         Value::String(text) => {
@@ -102,7 +104,7 @@ fn convert(message: &Value, out: &mut Vec<Value>) -> Result<()> {
             return Ok(());
         }
         Value::Array(blocks) => blocks,
-        _ => return Err(Unsupported("content that is neither text nor blocks")),
+        _ => return Err(UnsupportedFeature("content that is neither text nor blocks")),
     };
     let (mut texts, mut thoughts, mut calls) = (Vec::new(), Vec::new(), Vec::new());
     for block in blocks {
@@ -113,7 +115,7 @@ fn convert(message: &Value, out: &mut Vec<Value>) -> Result<()> {
             (Some("tool_use"), "assistant") => calls.push(call(block)?),
             // Tool results come before the message's other content.
             (Some("tool_result"), "user") => out.push(result(block)?),
-            _ => return Err(Unsupported("a block of another type")),
+            _ => return Err(UnsupportedFeature("a block of another type")),
         }
     }
     texts.retain(|text| !text.is_empty());
@@ -137,14 +139,14 @@ fn convert(message: &Value, out: &mut Vec<Value>) -> Result<()> {
     }
     match (made.len(), role) {
         (1, "user") => {}
-        (1, _) => return Err(Unsupported("an empty message of the assistant")),
+        (1, _) => return Err(UnsupportedFeature("an empty message of the assistant")),
         _ => out.push(made.into()),
     }
     Ok(())
 }
 
 fn call(block: &Value) -> Result<Value> {
-    let incomplete = Unsupported("a tool use without id, name or input");
+    let incomplete = UnsupportedFeature("a tool use without id, name or input");
     let id = block["id"].as_str().filter(|id| !id.is_empty()).ok_or(incomplete)?;
     let name = block["name"].as_str().ok_or(incomplete)?;
     let arguments = match &block["input"] {
@@ -163,24 +165,24 @@ fn result(block: &Value) -> Result<Value> {
         Value::Array(items) => {
             let texts = items.iter().map(|item| match item["type"].as_str() {
                 Some("text") => text_of(item, "text"),
-                _ => Err(Unsupported("a tool result with items other than text")),
+                _ => Err(UnsupportedFeature("a tool result with items other than text")),
             });
             texts.collect::<Result<Vec<_>>>()?.join("\n")
         }
-        _ => return Err(Unsupported("a tool result that is neither text nor items")),
+        _ => return Err(UnsupportedFeature("a tool result that is neither text nor items")),
     };
     let id = text_of(block, "tool_use_id")?;
     Ok(json!({"role": "tool", "tool_call_id": id, "content": text}))
 }
 
 fn tools_of(tools: &Value) -> Result<Value> {
-    let incomplete = Unsupported("a tool without name or schema");
+    let incomplete = UnsupportedFeature("a tool without name or schema");
     let tools = tools.as_array().ok_or(incomplete)?;
     let convert = |tool: &Value| {
         let mut parameters = tool["input_schema"].as_object().ok_or(incomplete)?.clone();
         parameters.entry("type").or_insert_with(|| "object".into());
         if !tool["defer_loading"].is_null() {
-            return Err(Unsupported("a tool that is loaded later"));
+            return Err(UnsupportedFeature("a tool that is loaded later"));
         }
         Ok(json!({"type": "function", "function": {
             "name": tool["name"], "description": tool["description"],

@@ -12,9 +12,9 @@ use super::template::ContentFormat;
 /// Why the router leaves a request's tokens to the engine. Static text without content of the
 /// request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unsupported(pub &'static str);
+pub struct UnsupportedFeature(pub &'static str);
 
-type Result<T> = std::result::Result<T, Unsupported>;
+type Result<T> = std::result::Result<T, UnsupportedFeature>;
 
 /// Fields of content parts that the engine interprets; other fields reach the template.
 const KNOWN_PART_FIELDS: [&str; 18] = [
@@ -65,7 +65,7 @@ const BILLING_LINE: &str = "x-anthropic-billing-header";
 /// long.
 ///
 /// # Errors
-/// [`Unsupported`] for media, unknown parts, and shapes that the engine's own validation may refuse
+/// [`UnsupportedFeature`] for media, unknown parts, and shapes that the engine's own validation may refuse
 /// or reorder.
 pub fn conversation(messages: Value, format: ContentFormat) -> Result<Vec<Value>> {
     conversation_with(messages, format, None)
@@ -83,26 +83,26 @@ pub fn conversation_with(
     mark: Option<&str>,
 ) -> Result<Vec<Value>> {
     let Value::Array(messages) = messages else {
-        return Err(Unsupported("messages are not an array"));
+        return Err(UnsupportedFeature("messages are not an array"));
     };
     messages.into_iter().map(|message| one_message(message, format, mark)).collect()
 }
 
 fn one_message(message: Value, format: ContentFormat, mark: Option<&str>) -> Result<Value> {
     let Value::Object(mut message) = message else {
-        return Err(Unsupported("a message is not an object"));
+        return Err(UnsupportedFeature("a message is not an object"));
     };
     let Some(Value::String(role)) = message.get_mut("role").map(Value::take) else {
-        return Err(Unsupported("a message without a role"));
+        return Err(UnsupportedFeature("a message without a role"));
     };
     let (role, message) = (role.as_str(), &mut message);
     if message.contains_key("author") || present(message, "audio") {
-        return Err(Unsupported("a message with an author or audio"));
+        return Err(UnsupportedFeature("a message with an author or audio"));
     }
     let parts = parts(role, message)?;
     let has_media = parts.iter().any(|part| part.medium.is_some());
     let Some(mark) = mark.or((!has_media).then_some("")) else {
-        return Err(Unsupported(MEDIA));
+        return Err(UnsupportedFeature(MEDIA));
     };
     let mut out = Map::new();
     out.insert("role".to_owned(), Value::from(role));
@@ -130,7 +130,7 @@ fn one_message(message: Value, format: ContentFormat, mark: Option<&str>) -> Res
             Some(Value::String(id)) => {
                 out.insert("tool_call_id".to_owned(), Value::from(id.as_str()));
             }
-            Some(_) => return Err(Unsupported("a tool_call_id that is not a string")),
+            Some(_) => return Err(UnsupportedFeature("a tool_call_id that is not a string")),
         },
         _ => {}
     }
@@ -140,12 +140,12 @@ fn one_message(message: Value, format: ContentFormat, mark: Option<&str>) -> Res
                 out.insert(name.to_owned(), Value::from(text.as_str()));
             }
             None | Some(Value::Null) => {}
-            Some(_) => return Err(Unsupported("a name or task that is not a string")),
+            Some(_) => return Err(UnsupportedFeature("a name or task that is not a string")),
         }
     }
     if role == "developer" {
         if present(message, "tools") {
-            return Err(Unsupported("tools inside a developer message"));
+            return Err(UnsupportedFeature("tools inside a developer message"));
         }
         out.insert("tools".to_owned(), Value::Null);
     }
@@ -198,7 +198,7 @@ fn parts(role: &str, message: &mut Map<String, Value>) -> Result<Vec<Part>> {
         Some(Value::Array(items)) => {
             items.into_iter().map(|item| part(role, item)).collect::<Result<_>>()?
         }
-        Some(_) => return Err(Unsupported("content that is neither text nor parts")),
+        Some(_) => return Err(UnsupportedFeature("content that is neither text nor parts")),
     };
     if role == "system" {
         parts.retain_mut(|part| {
@@ -215,12 +215,12 @@ fn parts(role: &str, message: &mut Map<String, Value>) -> Result<Vec<Part>> {
 fn part(role: &str, item: Value) -> Result<Part> {
     // The engine's request model accepts bare strings in some messages only.
     let Value::Object(mut part) = item else {
-        return Err(Unsupported("a content part that is not an object"));
+        return Err(UnsupportedFeature("a content part that is not an object"));
     };
     let medium = medium(&part);
     let has = |field: &str| part.contains_key(field);
     if OTHER_FIELDS.into_iter().any(has) || (medium.is_none() && has("uuid")) {
-        return Err(Unsupported(MEDIA));
+        return Err(UnsupportedFeature(MEDIA));
     }
     if medium.is_some() {
         part.retain(|name, _| !KNOWN_PART_FIELDS.contains(&name.as_str()));
@@ -231,15 +231,15 @@ fn part(role: &str, item: Value) -> Result<Part> {
         Some("text") => "text",
         Some("refusal") => "refusal",
         Some("thinking") => "thinking",
-        _ => return Err(Unsupported("a content part of an unknown type")),
+        _ => return Err(UnsupportedFeature("a content part of an unknown type")),
     };
     let Some(Value::String(text)) = part.get_mut(key).map(Value::take) else {
-        return Err(Unsupported("a content part without its text"));
+        return Err(UnsupportedFeature("a content part without its text"));
     };
     part.retain(|name, _| !KNOWN_PART_FIELDS.contains(&name.as_str()));
     let extra = part;
     if role == "system" && key != "text" {
-        return Err(Unsupported("a system message with parts other than text"));
+        return Err(UnsupportedFeature("a system message with parts other than text"));
     }
     for value in extra.values() {
         plain_numbers(value)?;
@@ -282,7 +282,7 @@ fn assistant_fields(message: &Map<String, Value>, out: &mut Map<String, Value>) 
             let calls = calls.iter().map(tool_call).collect::<Result<Vec<_>>>()?;
             out.insert("tool_calls".to_owned(), Value::Array(calls));
         }
-        Some(_) => return Err(Unsupported("tool_calls that are not an array")),
+        Some(_) => return Err(UnsupportedFeature("tool_calls that are not an array")),
     }
     // The older name is read if the newer one is missing or null.
     let reasoning = ["reasoning", "reasoning_content"]
@@ -295,7 +295,7 @@ fn assistant_fields(message: &Map<String, Value>, out: &mut Map<String, Value>) 
             out.insert("reasoning".to_owned(), Value::from(text.as_str()));
             out.insert("reasoning_content".to_owned(), Value::from(text.as_str()));
         }
-        Some(_) => return Err(Unsupported("reasoning that is not a string")),
+        Some(_) => return Err(UnsupportedFeature("reasoning that is not a string")),
     }
     Ok(())
 }
@@ -303,17 +303,17 @@ fn assistant_fields(message: &Map<String, Value>, out: &mut Map<String, Value>) 
 /// Writes the engine's own fields first, in the engine's order, then unknown fields: the order is
 /// visible in templates that print a call as JSON.
 fn tool_call(call: &Value) -> Result<Value> {
-    let call = call.as_object().ok_or(Unsupported("a tool call that is not an object"))?;
+    let call = call.as_object().ok_or(UnsupportedFeature("a tool call that is not an object"))?;
     let function = call.get("function").and_then(Value::as_object);
     let (Some(Value::String(id)), Some(function), Some("function")) =
         (call.get("id"), function, call.get("type").and_then(Value::as_str))
     else {
-        return Err(Unsupported("a tool call that is not a complete function call"));
+        return Err(UnsupportedFeature("a tool call that is not a complete function call"));
     };
     let (Some(Value::String(arguments)), Some(Value::String(name))) =
         (function.get("arguments"), function.get("name"))
     else {
-        return Err(Unsupported("a function call without name or arguments"));
+        return Err(UnsupportedFeature("a function call without name or arguments"));
     };
     let mut inner = Map::new();
     inner.insert("arguments".to_owned(), call_arguments(arguments)?);
@@ -356,7 +356,9 @@ fn call_arguments(text: &str) -> Result<Value> {
                     .any(|known| message.contains(known))
                     || ["NaN", "Infinity", "\\u"].iter().any(|known| text.contains(known));
             if python_may_read {
-                return Err(Unsupported("tool call arguments that only Python reads as JSON"));
+                return Err(UnsupportedFeature(
+                    "tool call arguments that only Python reads as JSON",
+                ));
             }
             Ok(empty())
         }
@@ -367,7 +369,7 @@ fn call_arguments(text: &str) -> Result<Value> {
 /// and templates print it.
 ///
 /// # Errors
-/// [`Unsupported`] if there is such a number.
+/// [`UnsupportedFeature`] if there is such a number.
 pub fn plain_numbers(value: &Value) -> Result<()> {
     match value {
         Value::Number(number) => match number.as_f64() {
@@ -375,7 +377,7 @@ pub fn plain_numbers(value: &Value) -> Result<()> {
                 if number.is_f64()
                     && (float.abs() >= 9e18 || (float == 0.0 && float.is_sign_negative())) =>
             {
-                Err(Unsupported("a number beyond 64 bits"))
+                Err(UnsupportedFeature("a number beyond 64 bits"))
             }
             _ => Ok(()),
         },
@@ -389,17 +391,17 @@ pub fn plain_numbers(value: &Value) -> Result<()> {
 /// absent descriptions and parameters as null.
 ///
 /// # Errors
-/// [`Unsupported`] for definitions that the engine may refuse.
+/// [`UnsupportedFeature`] for definitions that the engine may refuse.
 pub fn tools(tools: &Value) -> Result<Value> {
-    let tools = tools.as_array().ok_or(Unsupported("tools are not an array"))?;
+    let tools = tools.as_array().ok_or(UnsupportedFeature("tools are not an array"))?;
     if tools.is_empty() {
-        return Err(Unsupported("an empty list of tools"));
+        return Err(UnsupportedFeature("an empty list of tools"));
     }
     tools.iter().map(one_tool).collect::<Result<Vec<_>>>().map(Value::Array)
 }
 
 fn one_tool(tool: &Value) -> Result<Value> {
-    let incomplete = Unsupported("a tool that is not a plain function definition");
+    let incomplete = UnsupportedFeature("a tool that is not a plain function definition");
     let tool = tool.as_object().ok_or(incomplete)?;
     let function = tool.get("function").and_then(Value::as_object).ok_or(incomplete)?;
     let is_function = match tool.get("type") {

@@ -3,13 +3,13 @@
 
 use serde_json::{Map, Value, json};
 
-use super::normalise::{Unsupported, copy_options};
+use super::normalise::{UnsupportedFeature, copy_options};
 
 /// The members of a request of `/v1/responses` that [`chat_of`] reads.
 pub const MEMBERS: [&str; 5] =
     ["truncation", "instructions", "input", "reasoning", "chat_template_kwargs"];
 
-type Result<T> = std::result::Result<T, Unsupported>;
+type Result<T> = std::result::Result<T, UnsupportedFeature>;
 type Fields = Map<String, Value>;
 
 /// Members by which the engine may change the prompt in ways that the router does not reproduce, each
@@ -25,25 +25,25 @@ pub const ENGINE_ONLY: [(&str, &str); 5] = [
 /// Converts the fields of a request of `/v1/responses` to those of a chat.
 ///
 /// # Errors
-/// [`Unsupported`] for items other than text messages, for tools, and for what the engine refuses.
+/// [`UnsupportedFeature`] for items other than text messages, for tools, and for what the engine refuses.
 pub fn chat_of(fields: &Fields) -> Result<Fields> {
     for (name, reason) in ENGINE_ONLY {
         let value = fields.get(name).filter(|value| !value.is_null());
         if value.is_some_and(|value| value.as_array().is_none_or(|list| !list.is_empty())) {
-            return Err(Unsupported(reason));
+            return Err(UnsupportedFeature(reason));
         }
     }
     if !matches!(fields.get("truncation"), None | Some(Value::Null))
         && fields["truncation"] != "disabled"
     {
-        return Err(Unsupported("truncation"));
+        return Err(UnsupportedFeature("truncation"));
     }
     let mut messages = Vec::new();
     match fields.get("instructions") {
         None | Some(Value::Null) => {}
         Some(Value::String(text)) if text.is_empty() => {}
         Some(Value::String(text)) => messages.push(json!({"role": "system", "content": text})),
-        Some(_) => return Err(Unsupported("instructions that are not text")),
+        Some(_) => return Err(UnsupportedFeature("instructions that are not text")),
     }
     match fields.get("input") {
         Some(Value::String(text)) => messages.push(json!({"role": "user", "content": text})),
@@ -52,10 +52,10 @@ pub fn chat_of(fields: &Fields) -> Result<Fields> {
                 messages.push(message(item)?);
             }
         }
-        _ => return Err(Unsupported("input that is neither text nor items")),
+        _ => return Err(UnsupportedFeature("input that is neither text nor items")),
     }
     if messages.is_empty() {
-        return Err(Unsupported("an empty input"));
+        return Err(UnsupportedFeature("an empty input"));
     }
     let mut chat = Fields::new();
     chat.insert("messages".to_owned(), Value::Array(messages));
@@ -70,28 +70,28 @@ fn message(item: &Value) -> Result<Value> {
     let typed = match item.get("type") {
         None => false,
         Some(kind) if kind == "message" => true,
-        Some(_) => return Err(Unsupported("an item that is not a message")),
+        Some(_) => return Err(UnsupportedFeature("an item that is not a message")),
     };
     if !matches!(item["status"].as_str(), None | Some("completed")) {
-        return Err(Unsupported("a message that is not completed"));
+        return Err(UnsupportedFeature("a message that is not completed"));
     }
     let role = match item["role"].as_str() {
         Some(role @ ("user" | "assistant" | "system" | "developer")) => role,
-        _ => return Err(Unsupported("an item of an unknown role")),
+        _ => return Err(UnsupportedFeature("an item of an unknown role")),
     };
     let content = match (&item["content"], role) {
         (Value::String(text), _) => Value::from(text.as_str()),
         // If there are several parts, the engine uses the first.
         (Value::Array(parts), "assistant") => match &parts[..] {
             [part] if typed => text(part, "output_text")?.into(),
-            _ => return Err(Unsupported("a reply of several parts")),
+            _ => return Err(UnsupportedFeature("a reply of several parts")),
         },
         (Value::Array(parts), _) => {
             let part =
                 |part: &Value| Ok(json!({"type": "text", "text": text(part, "input_text")?}));
             parts.iter().map(part).collect::<Result<_>>()?
         }
-        _ => return Err(Unsupported("content that is neither text nor parts")),
+        _ => return Err(UnsupportedFeature("content that is neither text nor parts")),
     };
     Ok(json!({"role": role, "content": content}))
 }
@@ -103,7 +103,7 @@ fn text<'a>(part: &'a Value, kind: &str) -> Result<&'a str> {
         members.keys().all(|key| KNOWN.contains(&key.as_str())) && part["type"] == kind
     });
     let text = members.and_then(|members| members.get("text")).and_then(Value::as_str);
-    text.ok_or(Unsupported("a part that is not plain text"))
+    text.ok_or(UnsupportedFeature("a part that is not plain text"))
 }
 
 #[cfg(test)]

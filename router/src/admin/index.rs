@@ -13,7 +13,7 @@ use super::lookup::{WorkerQuery, the_worker};
 use super::query::Query;
 use super::refusal::{AdminError, Result};
 use crate::ingress::reply::json_reply;
-use splitrail_fleet::Served;
+use splitrail_fleet::ServedModel;
 
 /// A worker's blocks for each rank: their number and a digest. The digest is the sum (modulo 2^64)
 /// of the engine's hashes of all blocks, each processed by SplitMix64's finalizer: it is equal for
@@ -41,7 +41,7 @@ pub(super) async fn show(
 
 /// What the index has of each rank. Each is copied while the index is locked; the rest is done
 /// without the lock.
-fn ranks(served: &Served, worker: u32) -> Vec<Value> {
+fn ranks(served: &ServedModel, worker: u32) -> Vec<Value> {
     let keys: Vec<_> = {
         let index = served.pool.index();
         index.workers().filter(|key| key.worker == worker).collect()

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::context::Admin;
 use super::refusal::{AdminError, Result};
 use splitrail_fleet::membership::KnownWorker;
-use splitrail_fleet::{Served, Serving};
+use splitrail_fleet::{ServedModel, ServedModels};
 
 /// The query of a path that names a worker: the model of the worker, which is required if several
 /// models have a worker of that name.
@@ -20,7 +20,10 @@ pub(super) struct WorkerQuery {
 }
 
 /// The model of this name; without a name, the only model.
-pub(super) fn the_model<'s>(serving: &'s Serving, name: Option<&str>) -> Result<&'s Arc<Served>> {
+pub(super) fn the_model<'s>(
+    serving: &'s ServedModels,
+    name: Option<&str>,
+) -> Result<&'s Arc<ServedModel>> {
     match (name, &serving.models[..]) {
         (Some(name), _) => serving.model(name).ok_or_else(|| {
             let message = format!("model {name} is not served");
@@ -34,15 +37,16 @@ pub(super) fn the_model<'s>(serving: &'s Serving, name: Option<&str>) -> Result<
 /// The worker of this name, in the given model or in the only model that has it.
 pub(super) fn the_worker<'s>(
     admin: &Admin,
-    serving: &'s Serving,
+    serving: &'s ServedModels,
     id: &str,
     model: Option<&str>,
-) -> Result<(&'s Arc<Served>, KnownWorker)> {
+) -> Result<(&'s Arc<ServedModel>, KnownWorker)> {
     let models = match model {
         Some(_) => std::slice::from_ref(the_model(serving, model)?),
         None => &serving.models,
     };
-    let knows = |served: &'s Arc<Served>| Some((served, admin.fleet.known(served.name(), id)?));
+    let knows =
+        |served: &'s Arc<ServedModel>| Some((served, admin.fleet.known(served.name(), id)?));
     let mut found: Vec<_> = models.iter().filter_map(knows).collect();
     match (found.pop(), found.is_empty()) {
         (Some(only), true) => Ok(only),

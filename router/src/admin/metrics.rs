@@ -16,7 +16,7 @@ use tokio::sync::Mutex;
 use super::context::Admin;
 use crate::core::Core;
 use splitrail_config::model::{HitThreshold, RequestFlow};
-use splitrail_fleet::Served;
+use splitrail_fleet::ServedModel;
 use splitrail_fleet::Worker;
 use splitrail_fleet::load_report::LOAD_STALE;
 use splitrail_fleet::parity::Parity;
@@ -214,7 +214,7 @@ fn show<P: Atomic>(gauge: &GenericGaugeVec<P>, labels: &[&str], value: Option<P:
     }
 }
 
-fn observe_losses(core: &Core, served: &Served) {
+fn observe_losses(core: &Core, served: &ServedModel) {
     let (metrics, model, sum) = (&core.metrics, served.name(), served.pool.losses.sum());
     let blocks =
         |of: fn(&Loss) -> u64| sum.as_ref().map(|sum| i64::try_from(of(sum)).unwrap_or(i64::MAX));
@@ -236,7 +236,7 @@ fn observe_losses(core: &Core, served: &Served) {
     }
 }
 
-fn observe_worker(core: &Core, served: &Served, worker: &Worker) {
+fn observe_worker(core: &Core, served: &ServedModel, worker: &Worker) {
     let metrics = &core.metrics;
     let (model, role) = (served.name(), worker.config.role.name());
     let labels = [model, worker.id(), role];
@@ -278,7 +278,7 @@ fn observe_worker(core: &Core, served: &Served, worker: &Worker) {
     }
 }
 
-fn observe_index(core: &Core, served: &Served, worker: &Worker) {
+fn observe_index(core: &Core, served: &ServedModel, worker: &Worker) {
     let metrics = &core.metrics;
     let labels = [served.name(), worker.id()];
     let discount = metrics.worker_overlap_discount_ratio.with_label_values(&labels[..2]);

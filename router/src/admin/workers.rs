@@ -10,7 +10,7 @@ use splitrail_kv::Tier;
 
 use super::context::Admin;
 use crate::ingress::reply::json_reply;
-use splitrail_fleet::Served;
+use splitrail_fleet::ServedModel;
 use splitrail_fleet::Worker;
 use splitrail_fleet::parity::Cause;
 use splitrail_fleet::ranks::{Rank, rank_key};
@@ -22,7 +22,7 @@ use splitrail_workload::endpoint_support::TOKENIZER;
 pub(super) async fn list(State(admin): State<Admin>) -> Response {
     let serving = admin.core.serving();
     let of_model = |served| -> Vec<Value> {
-        let served: &Served = served;
+        let served: &ServedModel = served;
         served.pool.roster().iter().map(|worker| view(&admin, served, worker)).collect()
     };
     let workers: Vec<_> = serving.models.iter().flat_map(|served| of_model(served)).collect();
@@ -30,7 +30,7 @@ pub(super) async fn list(State(admin): State<Admin>) -> Response {
 }
 
 /// One worker.
-pub(super) fn view(admin: &Admin, served: &Served, worker: &Worker) -> Value {
+pub(super) fn view(admin: &Admin, served: &ServedModel, worker: &Worker) -> Value {
     let known = admin.fleet.known(served.name(), worker.id());
     let sources = known.into_iter().flat_map(|known| known.sources);
     let sources: Vec<_> = sources.map(|source| source.name()).collect();
@@ -99,7 +99,7 @@ pub(super) fn view(admin: &Admin, served: &Served, worker: &Worker) -> Value {
 }
 
 /// What is known of the KV that a worker hands over, keeps and takes.
-fn movement(served: &Served, worker: &Worker) -> Value {
+fn movement(served: &ServedModel, worker: &Worker) -> Value {
     let names = worker.facts.kv_names();
     json!({
         "kv_dtype": names.dtype,
@@ -116,7 +116,7 @@ fn movement(served: &Served, worker: &Worker) -> Value {
 
 /// The data-parallel ranks. If requests cannot be pinned, bookings exist only for the worker as a
 /// whole.
-fn ranks(served: &Served, worker: &Worker) -> Vec<Value> {
+fn ranks(served: &ServedModel, worker: &Worker) -> Vec<Value> {
     let ranks = worker.ranks.all();
     let index = served.pool.index();
     let blocks = |rank| index.block_counts(rank_key(worker.index, rank)).iter().sum::<usize>();

@@ -39,7 +39,7 @@ use splitrail_api::steering::Steering;
 use splitrail_api::unread::UnreadRoom;
 use splitrail_config::model::Limits;
 use splitrail_engine::sse::put_data;
-use splitrail_fleet::{ServedName, Serving};
+use splitrail_fleet::{ServedModels, ServedName};
 use splitrail_flow::prepare::Payload;
 use splitrail_request_log::access_log::TenantName;
 use splitrail_request_log::identity::{Identity, X_REQUEST_ID};
@@ -430,7 +430,7 @@ async fn show_model(
 
 /// A model by one of its names. A tenant that may not use the configured name is not told it.
 fn describe(
-    serving: &Serving,
+    serving: &ServedModels,
     sender: &Sender,
     name: &str,
     named: &ServedName,

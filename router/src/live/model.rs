@@ -10,7 +10,7 @@ use super::spans::{Span, Spans};
 use super::worker::WorkerView;
 use crate::core::Core;
 use splitrail_config::model::RequestFlow;
-use splitrail_fleet::Served;
+use splitrail_fleet::ServedModel;
 use splitrail_telemetry::buckets::Percentiles;
 use splitrail_telemetry::figure::{ratio, rounded};
 
@@ -109,7 +109,7 @@ impl ModelView {
     /// The view of a model, with its counts of the last seconds.
     pub(super) fn new(
         core: &Core,
-        served: &Served,
+        served: &ServedModel,
         spans: Option<Spans<'_>>,
         flows: Vec<Flow>,
         workers: Vec<WorkerView>,
@@ -203,7 +203,7 @@ impl Rates {
     }
 }
 
-fn loss(served: &Served) -> Option<LossView> {
+fn loss(served: &ServedModel) -> Option<LossView> {
     let window = served.config.cache_loss_tracking.as_ref()?.window;
     let sum = served.pool.losses.sum()?;
     Some(LossView {
@@ -219,7 +219,7 @@ fn loss(served: &Served) -> Option<LossView> {
     })
 }
 
-fn shadow(core: &Core, served: &Served) -> Option<ShadowView> {
+fn shadow(core: &Core, served: &ServedModel) -> Option<ShadowView> {
     let policy = served.config.shadow.as_ref()?.policy.name();
     let (mut same, mut other, mut saved, mut lost) = (0, 0, 0.0, 0.0);
     for leg in ["prefill", "decode", "aggregated"] {

@@ -9,7 +9,7 @@ use splitrail_policy::WorkerIndex;
 
 use super::stages::StageReadings;
 use crate::core::Core;
-use splitrail_fleet::Served;
+use splitrail_fleet::ServedModel;
 use splitrail_fleet::usage_stats::HitTotals;
 use splitrail_telemetry::buckets::Buckets;
 
@@ -176,7 +176,7 @@ fn event_lags(core: &Core) -> HashMap<(String, String), (u64, f64)> {
 }
 
 fn read_workers(
-    served: &Served,
+    served: &ServedModel,
     lags: &HashMap<(String, String), (u64, f64)>,
 ) -> HashMap<WorkerIndex, WorkerReading> {
     let read = |worker: &std::sync::Arc<splitrail_fleet::Worker>| {

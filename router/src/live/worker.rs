@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::readings::WorkerReading;
 use super::spans::Spans;
 use splitrail_fleet::parity::{Cause, Parity};
-use splitrail_fleet::{Served, Worker};
+use splitrail_fleet::{ServedModel, Worker};
 use splitrail_policy::Leg;
 use splitrail_telemetry::figure::{ratio, rounded};
 use splitrail_workload::endpoint_support::TOKENIZER;
@@ -55,7 +55,7 @@ pub(super) struct WorkerView {
 impl WorkerView {
     /// A worker at this time.
     pub(super) fn new(
-        served: &Served,
+        served: &ServedModel,
         worker: &Worker,
         spans: Option<Spans<'_>>,
         now_unix_ms: u64,
@@ -98,7 +98,7 @@ impl WorkerView {
 
 /// Why the index of a worker is not used, or not as it is. A model without a tokenizer uses no
 /// index.
-fn issues(served: &Served, worker: &Worker, parity: Parity) -> Vec<&'static str> {
+fn issues(served: &ServedModel, worker: &Worker, parity: Parity) -> Vec<&'static str> {
     if !served.config.tokenizer.makes_tokens() {
         return Vec::new();
     }

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
-use splitrail_fleet::Serving;
+use splitrail_fleet::ServedModels;
 
 /// Interval of the check whether the last request has ended.
 const PERIOD: Duration = Duration::from_millis(500);
@@ -16,8 +16,8 @@ pub(super) struct Leftovers(Vec<Arc<dyn Any + Send + Sync>>);
 
 impl Leftovers {
     /// Takes over the parts that were served before and are not served any more.
-    pub(super) fn take(&mut self, before: &Serving, after: &Serving) {
-        let parts = |serving: &Serving| -> Vec<Arc<dyn Any + Send + Sync>> {
+    pub(super) fn take(&mut self, before: &ServedModels, after: &ServedModels) {
+        let parts = |serving: &ServedModels| -> Vec<Arc<dyn Any + Send + Sync>> {
             let mut parts: Vec<Arc<dyn Any + Send + Sync>> = Vec::new();
             for served in &serving.models {
                 parts.push(served.pool.clone());

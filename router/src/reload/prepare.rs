@@ -8,7 +8,7 @@ use crate::assemble::reassemble;
 use crate::core::Core;
 use splitrail_access::Access;
 use splitrail_config::{Problem, Problems, Source};
-use splitrail_fleet::Serving;
+use splitrail_fleet::ServedModels;
 use splitrail_fleet::membership::ClaimError;
 use splitrail_fleet::models::ModelError;
 
@@ -86,7 +86,7 @@ const FIXED: [&[&str]; 14] = [
 
 /// What a reload puts in place of the current state.
 pub(super) struct PreparedReload {
-    pub(super) serving: Serving,
+    pub(super) serving: ServedModels,
     pub(super) access: Access,
     pub(super) report: ReloadReport,
 }
@@ -95,7 +95,7 @@ pub(super) struct PreparedReload {
 pub(super) fn prepare(
     file: &Path,
     core: &Core,
-    before: &Serving,
+    before: &ServedModels,
 ) -> Result<PreparedReload, ReloadError> {
     let loaded = splitrail_config::load(file, crate::PARTS)?;
     let changes = changes(&before.config, &loaded.config);

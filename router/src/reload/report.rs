@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::diff::Change;
 use splitrail_config::Problem;
-use splitrail_fleet::Serving;
+use splitrail_fleet::ServedModels;
 
 /// The changes of a reload.
 #[derive(Clone, Debug)]
@@ -22,8 +22,8 @@ pub struct ReloadReport {
 
 impl ReloadReport {
     pub(super) fn new(
-        before: &Serving,
-        after: &Serving,
+        before: &ServedModels,
+        after: &ServedModels,
         changes: Vec<Change>,
         warnings: Vec<Problem>,
     ) -> Self {

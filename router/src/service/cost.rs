@@ -2,14 +2,19 @@
 
 use splitrail_api::request::Options;
 use splitrail_config::model::TokenWeights;
-use splitrail_fleet::Served;
+use splitrail_fleet::ServedModel;
 use splitrail_flow::prepare::Unit;
 use splitrail_ledger::close::UsedTokens;
 
 /// What a request may cost, before it is served: its prompts, of which the index knows how much is
 /// cached, and the output that it asks for. A prompt whose tokens are not known is estimated by its
 /// bytes.
-pub(super) fn expected(served: &Served, units: &[Unit], options: &Options, generates: bool) -> u64 {
+pub(super) fn expected(
+    served: &ServedModel,
+    units: &[Unit],
+    options: &Options,
+    generates: bool,
+) -> u64 {
     let weights = &served.config.token_weights;
     let output = match (generates, options.output.max_tokens) {
         (false, _) => 0,
@@ -42,7 +47,12 @@ impl MostTokens {
     /// What a request can have: the tokens of its prompts by the router's tokenizer, and
     /// `max_tokens` for each sample. For what is not known of these, the longest sequence of any
     /// engine counts. Nothing is known of a request whose engine takes further turns.
-    pub(super) fn of(served: &Served, units: &[Unit], options: &Options, generates: bool) -> Self {
+    pub(super) fn of(
+        served: &ServedModel,
+        units: &[Unit],
+        options: &Options,
+        generates: bool,
+    ) -> Self {
         if options.engine_takes_turns {
             return Self::default();
         }
@@ -64,7 +74,7 @@ impl MostTokens {
     /// without usage would have no limit.
     pub(super) fn settled(
         self,
-        served: &Served,
+        served: &ServedModel,
         request_id: &str,
         reserved: u64,
         used: UsedTokens,

@@ -24,7 +24,7 @@ use splitrail_api::memory_budget::{Charge, MemoryBudget};
 use splitrail_api::name::Name;
 use splitrail_api::request::Options;
 use splitrail_api::shares::ClientShare;
-use splitrail_fleet::Served;
+use splitrail_fleet::ServedModel;
 use splitrail_fleet::losses::FollowedPrompt;
 use splitrail_flow::context::{Context, flow_name};
 use splitrail_flow::prepare::Unit;
@@ -82,7 +82,7 @@ pub struct Scope {
 }
 
 struct PlacedRequest {
-    served: Arc<Served>,
+    served: Arc<ServedModel>,
     flow: &'static str,
     number: u64,
     request_id: Name,
@@ -203,7 +203,7 @@ impl Scope {
     /// A 429: a limit is used up, or the request is larger than a limit.
     pub(super) fn reserve(
         &mut self,
-        served: &Served,
+        served: &ServedModel,
         units: &[Unit],
         options: &Options,
         generates: bool,

@@ -16,7 +16,7 @@ use tokio::net::TcpStream;
 use tonic::Code;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
-use super::tls::support::{ROUTER, Secured, whole_or_events};
+use super::tls::support::{ROUTER, SecureCluster, whole_or_events};
 
 /// The certificate of a client, which has each of these names: the URIs
 /// `spiffe://clusters.example/tenant/acme` and `urn:acme:batch`, the DNS names `acme.example` and
@@ -27,7 +27,7 @@ const CA: &str = "client_ca: clients/ca.pem";
 
 /// A router that accepts client certificates, and keys of the tenant `keyed`, which may use no
 /// model. `identities` are those of the tenant `acme`.
-async fn start(keys: &Keys, tls: &str, kind: &str, identities: &str, top: &str) -> Secured {
+async fn start(keys: &Keys, tls: &str, kind: &str, identities: &str, top: &str) -> SecureCluster {
     let file = keys.path().display().to_string();
     let top = format!(
         "auth: [ {{ kind: keys, file: {file:?} }}, {{ kind: client_certificate, tenant: {kind} }} ]
@@ -36,7 +36,7 @@ tenants:
 - {{ name: keyed, models: [] }}
 {top}"
     );
-    Secured::start_with(
+    SecureCluster::start_with(
         &format!("{ROUTER}, {tls}"),
         "{ header_timeout: 60s }",
         &top,
@@ -63,13 +63,21 @@ fn status(reply: &Exchanged) -> Option<u16> {
 }
 
 /// The status of a completion over HTTP. The tenant `keyed` gets a 403 about the model.
-async fn http(router: &Secured, client: TlsClient<'_>, key: Option<&str>) -> (Option<u16>, bool) {
+async fn http(
+    router: &SecureCluster,
+    client: TlsClient<'_>,
+    key: Option<&str>,
+) -> (Option<u16>, bool) {
     let reply = client.exchange(router.running.addresses().http, &request(key)).await;
     (status(&reply), reply.text().contains("may not use the model"))
 }
 
 /// Lists the models over gRPC: their number, or the code of the refusal.
-async fn grpc(router: &Secured, identity: Option<&str>, key: Option<&str>) -> Result<usize, Code> {
+async fn grpc(
+    router: &SecureCluster,
+    identity: Option<&str>,
+    key: Option<&str>,
+) -> Result<usize, Code> {
     let read = |name: &str| std::fs::read(fixture(name)).unwrap();
     let mut tls = ClientTlsConfig::new()
         .ca_certificate(Certificate::from_pem(read("ca.pem")))
@@ -236,7 +244,7 @@ const VALIDITY: Duration = Duration::from_secs(20);
 /// The status of the reply to a request whose head is complete once the certificate has expired;
 /// before that, the connection has served another request.
 async fn status_after_the_end(
-    router: &Secured,
+    router: &SecureCluster,
     client: TlsClient<'_>,
     brief: &ExpiringIdentity,
 ) -> Option<u16> {

@@ -5,7 +5,7 @@ use splitrail_proto::v1::generate_response::Event;
 use splitrail_sim::{Fault, FaultKind};
 use splitrail_tests::Spec;
 use splitrail_tests::cluster::eventually;
-use splitrail_tests::grpc::{front_door, text_request};
+use splitrail_tests::grpc::{grpc_client, text_request};
 use splitrail_tests::tenants::{Keys, bearer, cached, complete, start};
 use splitrail_tests::trial::{completion, prompt};
 
@@ -116,11 +116,11 @@ async fn only_a_tenant_with_debug_sees_the_route_of_a_call_over_grpc() {
     let mut keys = Keys::empty();
     let [acme, debugger] = ["acme", "debugger"].map(|name| keys.tenant(name));
     let cluster = start(&keys, TENANTS, Spec::aggregated(1)).await;
-    let mut door = front_door(cluster.running.addresses().grpc.unwrap());
+    let mut client = grpc_client(cluster.running.addresses().grpc.unwrap());
     for (key, sees) in [(&acme, false), (&debugger, true)] {
         let mut call = tonic::Request::new(text_request("a b c", ""));
         call.metadata_mut().insert("authorization", bearer(key).parse().unwrap());
-        let mut events = door.generate(call).await.unwrap().into_inner();
+        let mut events = client.generate(call).await.unwrap().into_inner();
         let first = events.message().await.unwrap().unwrap().event;
         let Some(Event::Started(started)) = first else { panic!("no start: {first:?}") };
         assert_eq!(started.route.is_some(), sees);

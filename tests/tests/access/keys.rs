@@ -5,7 +5,7 @@ use serde_json::json;
 use splitrail_config::keys::OperatorRole;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::dialect::MESSAGES;
-use splitrail_tests::grpc::front_door;
+use splitrail_tests::grpc::grpc_client;
 use splitrail_tests::tenants::{Keys, bearer, complete, start};
 use splitrail_tests::trial::{COMPLETIONS, completion, prompt};
 use splitrail_tests::{Cluster, Spec};
@@ -75,7 +75,7 @@ async fn each_api_refuses_in_its_own_form() {
     assert_eq!(reply.status, 401);
     assert_eq!(reply.json()["type"], "error");
     assert_eq!(reply.json()["error"]["type"], "authentication_error");
-    let mut grpc = front_door(cluster.running.addresses().grpc.unwrap());
+    let mut grpc = grpc_client(cluster.running.addresses().grpc.unwrap());
     let status = grpc.list_models(splitrail_proto::v1::ListModelsRequest {}).await.unwrap_err();
     assert_eq!(status.code(), Code::Unauthenticated, "{status}");
 }

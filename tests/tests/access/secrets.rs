@@ -13,7 +13,7 @@ use splitrail_proto::v1::ListModelsRequest;
 use splitrail_tests::Client;
 use splitrail_tests::binary::RouterProcess;
 use splitrail_tests::cluster::eventually;
-use splitrail_tests::grpc::{front_door, text_request};
+use splitrail_tests::grpc::{grpc_client, text_request};
 use splitrail_tests::leaks::{leaks, spelled};
 use splitrail_tests::raw;
 use splitrail_tests::scripted_server::{ScriptedReply, ScriptedServer};
@@ -160,11 +160,11 @@ impl World {
                 self.told += &format!("{:?} {}", reply.headers, reply.text());
             }
         }
-        let mut door = front_door(self.router.grpc);
+        let mut client = grpc_client(self.router.grpc);
         for name in ["authorization", "x-api-key"] {
             let mut call = tonic::Request::new(text_request("a", ""));
             call.metadata_mut().insert(name, authorization.parse().unwrap());
-            match door.generate(call).await {
+            match client.generate(call).await {
                 Ok(events) => {
                     let mut events = events.into_inner();
                     while events.message().await.is_ok_and(|event| event.is_some()) {}
@@ -173,7 +173,7 @@ impl World {
             }
             let mut call = tonic::Request::new(ListModelsRequest {});
             call.metadata_mut().insert(name, credential.parse().unwrap());
-            if let Err(status) = door.list_models(call).await {
+            if let Err(status) = client.list_models(call).await {
                 self.told += &format!("{status:?}");
             }
         }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use splitrail_proto::v1;
 use splitrail_tests::Spec;
 use splitrail_tests::cluster::eventually;
-use splitrail_tests::grpc::front_door;
+use splitrail_tests::grpc::grpc_client;
 use splitrail_tests::tenants::{Keys, bearer, complete, start};
 use splitrail_tests::trial::{COMPLETIONS, completion, prompt};
 
@@ -31,13 +31,13 @@ async fn a_tenant_uses_and_sees_its_models_only() {
     for reply in [alias, listed] {
         assert!(!reply.text().contains("sim"), "the name of its model: {}", reply.text());
     }
-    let mut door = front_door(cluster.running.addresses().grpc.unwrap());
+    let mut client = grpc_client(cluster.running.addresses().grpc.unwrap());
     for (key, name, aliases) in
         [(&all, "sim", vec!["default".to_owned()]), (&some, "default", Vec::new())]
     {
         let mut call = tonic::Request::new(v1::ListModelsRequest {});
         call.metadata_mut().insert("authorization", bearer(key).parse().unwrap());
-        let listed = door.list_models(call).await.unwrap().into_inner();
+        let listed = client.list_models(call).await.unwrap().into_inner();
         let [model] = &listed.models[..] else { panic!("{listed:?}") };
         assert_eq!((model.name.as_str(), &model.aliases), (name, &aliases));
     }

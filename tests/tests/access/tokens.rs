@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use splitrail_proto::v1::ListModelsRequest;
-use splitrail_tests::grpc::{front_door, text_request};
+use splitrail_tests::grpc::{grpc_client, text_request};
 use splitrail_tests::tenants::{Keys, bearer, complete, post};
 use splitrail_tests::trial::{completion, prompt};
 use splitrail_tests::{Cluster, Spec};
@@ -16,12 +16,12 @@ const TENANTS: &str = "tenants:
 - { name: beta, models: [default] }";
 
 /// A router that accepts the tokens of one issuer, whose keys are in a file.
-struct Door {
+struct TokenRouter {
     cluster: Cluster,
     _files: TempDir,
 }
 
-impl Door {
+impl TokenRouter {
     async fn start(signers: &[&Signer], spec: Spec) -> Self {
         let files = tempfile::tempdir().unwrap();
         let file = files.path().join("jwks.json");
@@ -41,8 +41,8 @@ impl Door {
     async fn grpc(&self, token: &str) -> Result<(), tonic::Status> {
         let mut call = tonic::Request::new(text_request("a b c", ""));
         call.metadata_mut().insert("authorization", bearer(token).parse().unwrap());
-        let mut door = front_door(self.cluster.running.addresses().grpc.unwrap());
-        let mut events = door.generate(call).await?.into_inner();
+        let mut client = grpc_client(self.cluster.running.addresses().grpc.unwrap());
+        let mut events = client.generate(call).await?.into_inner();
         while events.message().await?.is_some() {}
         Ok(())
     }
@@ -51,34 +51,34 @@ impl Door {
 #[tokio::test]
 async fn a_token_names_its_tenant_over_http_and_grpc() {
     let (rsa, ed) = (Signer::rsa("r"), Signer::ed("e"));
-    let door = Door::start(&[&rsa, &ed], Spec::aggregated(1)).await;
+    let router = TokenRouter::start(&[&rsa, &ed], Spec::aggregated(1)).await;
     for signer in [&rsa, &ed] {
         for tenant in ["acme", "https://id.example/orgs/7"] {
             let token = signer.token(&claims(tenant));
             // The second time, the token is remembered.
             for _ in 0..2 {
-                assert_eq!(door.http(&token).await, (200, Value::Null), "{tenant}");
-                door.grpc(&token).await.unwrap();
+                assert_eq!(router.http(&token).await, (200, Value::Null), "{tenant}");
+                router.grpc(&token).await.unwrap();
             }
         }
         // Tokens are for `authorization`; Anthropic's clients send them as keys.
         let token = signer.token(&claims("acme"));
         let headers = [("x-api-key", token.as_str())];
-        let listed = door.cluster.http.get_with("/v1/models", &headers).await;
+        let listed = router.cluster.http.get_with("/v1/models", &headers).await;
         assert_eq!(listed.json()["data"][0]["id"], "sim", "{}", listed.text());
         // Another tenant's models.
         let other = signer.token(&claims("beta"));
-        assert_eq!(door.http(&other).await, (403, json!("permission_denied")));
-        assert_eq!(door.grpc(&other).await.unwrap_err().code(), Code::PermissionDenied);
+        assert_eq!(router.http(&other).await, (403, json!("permission_denied")));
+        assert_eq!(router.grpc(&other).await.unwrap_err().code(), Code::PermissionDenied);
         let mut call = tonic::Request::new(ListModelsRequest {});
         call.metadata_mut().insert("authorization", bearer(&other).parse().unwrap());
-        let mut grpc = front_door(door.cluster.running.addresses().grpc.unwrap());
+        let mut grpc = grpc_client(router.cluster.running.addresses().grpc.unwrap());
         let listed = grpc.list_models(call).await.unwrap().into_inner();
         let model = &listed.models[0];
         assert_eq!(model.name, "default", "the name that the tenant may use");
         assert!(model.aliases.is_empty(), "{:?}", model.aliases);
     }
-    for seen in door.cluster.engine("w0").requests() {
+    for seen in router.cluster.engine("w0").requests() {
         assert_eq!(seen.header("authorization"), None, "no engine sees a token");
     }
 }
@@ -134,8 +134,8 @@ fn refused(rsa: &Signer, ed: &Signer) -> Vec<(String, String, &'static str)> {
 #[tokio::test]
 async fn other_tokens_are_refused_over_http_and_grpc_and_reach_no_engine() {
     let (rsa, ed) = (Signer::rsa("r"), Signer::ed("e"));
-    let door = Door::start(&[&rsa, &ed], Spec::aggregated(1)).await;
-    let before = door.cluster.engine("w0").requests().len();
+    let router = TokenRouter::start(&[&rsa, &ed], Spec::aggregated(1)).await;
+    let before = router.cluster.engine("w0").requests().len();
     let cases = refused(&rsa, &ed);
     for (wrong, token, reason) in &cases {
         let (status, code, grpc) = match *reason {
@@ -144,30 +144,31 @@ async fn other_tokens_are_refused_over_http_and_grpc_and_reach_no_engine() {
         };
         // A refusal is not remembered as anything else.
         for _ in 0..2 {
-            assert_eq!(door.http(token).await, (status, json!(code)), "{wrong}");
+            assert_eq!(router.http(token).await, (status, json!(code)), "{wrong}");
         }
-        assert_eq!(door.grpc(token).await.unwrap_err().code(), grpc, "{wrong}");
+        assert_eq!(router.grpc(token).await.unwrap_err().code(), grpc, "{wrong}");
     }
-    assert_eq!(door.cluster.engine("w0").requests().len(), before, "no engine was asked");
+    assert_eq!(router.cluster.engine("w0").requests().len(), before, "no engine was asked");
     for reason in ["expired", "unknown", "no_tenant"] {
         let count = cases.iter().filter(|case| case.2 == reason).count() as f64;
         for (listener, times) in [("http", 2.0), ("grpc", 1.0)] {
             let labels = [("listener", listener), ("reason", reason)];
-            let counted = door.cluster.metric("splitrail_refused_credentials_total", &labels).await;
+            let counted =
+                router.cluster.metric("splitrail_refused_credentials_total", &labels).await;
             assert_eq!(counted, times * count, "{listener} {reason}");
         }
     }
-    assert_eq!(door.http(&rsa.token(&claims("acme"))).await.0, 200);
+    assert_eq!(router.http(&rsa.token(&claims("acme"))).await.0, 200);
 }
 
 #[tokio::test]
 async fn clocks_may_differ_by_half_a_minute() {
     let signer = Signer::ed("e");
-    let door = Door::start(&[&signer], Spec::aggregated(1)).await;
+    let router = TokenRouter::start(&[&signer], Spec::aggregated(1)).await;
     let ahead = claims_with("acme", &json!({"iat": now() + 25, "nbf": now() + 25}));
-    assert_eq!(door.http(&signer.token(&ahead)).await.0, 200);
+    assert_eq!(router.http(&signer.token(&ahead)).await.0, 200);
     let behind = claims_with("acme", &json!({"exp": now() - 2}));
-    assert_eq!(door.http(&signer.token(&behind)).await.0, 200);
+    assert_eq!(router.http(&signer.token(&behind)).await.0, 200);
 }
 
 #[tokio::test]
@@ -175,7 +176,7 @@ async fn the_longest_token_is_accepted_and_a_longer_one_is_not() {
     let signer = Signer::ed("e");
     // With the default, the head of a request has no room for such a token.
     let spec = Spec { limits: "{ header_size_max: 32768 }", ..Spec::aggregated(1) };
-    let door = Door::start(&[&signer], spec).await;
+    let router = TokenRouter::start(&[&signer], spec).await;
     let padded = |bytes: usize| {
         let claims = claims_with("acme", &json!({"groups": "g".repeat(bytes)}));
         signer.token(&claims)
@@ -184,18 +185,18 @@ async fn the_longest_token_is_accepted_and_a_longer_one_is_not() {
     let without = padded(0).len();
     let fits = padded(((16 << 10) - without) / 4 * 3 - 3);
     assert!(fits.len() <= 16 << 10 && fits.len() > (16 << 10) - 16, "{}", fits.len());
-    assert_eq!(door.http(&fits).await.0, 200);
+    assert_eq!(router.http(&fits).await.0, 200);
     let longer = padded(((16 << 10) - without) / 4 * 3 + 12);
     assert!(longer.len() > 16 << 10);
-    assert_eq!(door.http(&longer).await.0, 401);
+    assert_eq!(router.http(&longer).await.0, 401);
 }
 
 #[tokio::test]
 async fn the_role_of_a_token_counts_on_the_admin_listener() {
     let signer = Signer::rsa("r");
     let spec = Spec { admin_access: ", admin_access: roles", ..Spec::aggregated(1) };
-    let door = Door::start(&[&signer], spec).await;
-    let admin = &door.cluster.admin;
+    let router = TokenRouter::start(&[&signer], spec).await;
+    let admin = &router.cluster.admin;
     let now = now();
     let drain = "/admin/workers/w0/drain";
     for (replaced, read, change) in [

@@ -1,4 +1,4 @@
-//! The gRPC door serves the same answers, by the same rules, as the HTTP one.
+//! The gRPC listener serves the same answers, by the same rules, as the HTTP one.
 
 mod explain;
 mod usage;
@@ -42,7 +42,7 @@ async fn channel(cluster: &Cluster) -> Channel {
     endpoint.connect().await.unwrap()
 }
 
-async fn door(cluster: &Cluster) -> FrontDoorServiceClient<Channel> {
+async fn client(cluster: &Cluster) -> FrontDoorServiceClient<Channel> {
     FrontDoorServiceClient::new(channel(cluster).await)
 }
 
@@ -77,10 +77,10 @@ struct Answer {
 }
 
 async fn answer(
-    door: &mut FrontDoorServiceClient<Channel>,
+    client: &mut FrontDoorServiceClient<Channel>,
     request: v1::GenerateRequest,
 ) -> Result<Answer, Status> {
-    let mut events = door.generate(request).await?.into_inner();
+    let mut events = client.generate(request).await?.into_inner();
     let mut next = async || Ok::<_, Status>(events.message().await?.map(|m| m.event.unwrap()));
     let Some(Event::Started(started)) = next().await? else {
         panic!("`started` comes first");
@@ -118,7 +118,7 @@ fn check_equal(answer: &Answer, reply: &Reply) {
 #[tokio::test]
 async fn text_chat_and_token_ids_get_the_answers_that_http_gives() {
     let cluster = Cluster::start(Spec::default()).await;
-    let mut door = door(&cluster).await;
+    let mut client = client(&cluster).await;
     let text = words(40, "a");
     let ids: Vec<u32> = text.bytes().map(|byte| u32::from(byte) + 3).collect();
     let chat = v1::Chat {
@@ -136,12 +136,12 @@ async fn text_chat_and_token_ids_get_the_answers_that_http_gives() {
         body["model"] = "sim".into();
         body["max_tokens"] = 12.into();
         body["temperature"] = 0.into();
-        let first = answer(&mut door, generate(prompt.clone())).await.unwrap();
+        let first = answer(&mut client, generate(prompt.clone())).await.unwrap();
         cluster.settle().await;
         let over_http = cluster.http.post(path, &body).await;
         check_equal(&first, &over_http);
         cluster.settle().await;
-        let again = answer(&mut door, generate(prompt)).await.unwrap();
+        let again = answer(&mut client, generate(prompt)).await.unwrap();
         check_equal(&again, &over_http);
         let cached = over_http.json()["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();
         assert_eq!(again.usage.cached_tokens, cached);
@@ -163,7 +163,7 @@ async fn text_chat_and_token_ids_get_the_answers_that_http_gives() {
 async fn a_cold_prompt_reports_zero_and_a_missing_figure_follows_the_configuration() {
     let zero = Cluster::start(Spec::default()).await;
     let prompt = Prompt::Text(words(40, "c"));
-    let cold = answer(&mut door(&zero).await, generate(prompt.clone())).await;
+    let cold = answer(&mut client(&zero).await, generate(prompt.clone())).await;
     let usage = cold.unwrap().usage;
     assert_eq!(usage.cached_tokens, Some(0));
     assert_eq!(usage.cached_source(), v1::CachedSource::Engine);
@@ -176,10 +176,10 @@ async fn a_cold_prompt_reports_zero_and_a_missing_figure_follows_the_configurati
             ..Spec::aggregated(1)
         })
         .await;
-        let mut door = door(&cluster).await;
-        answer(&mut door, generate(prompt.clone())).await.unwrap();
+        let mut client = client(&cluster).await;
+        answer(&mut client, generate(prompt.clone())).await.unwrap();
         cluster.settle().await;
-        let warm = answer(&mut door, generate(prompt.clone())).await.unwrap();
+        let warm = answer(&mut client, generate(prompt.clone())).await.unwrap();
         let estimate = (warm.usage.prompt_tokens - 1) / 16 * 16;
         let told = (fallback == "estimate").then_some(estimate);
         assert_eq!(warm.usage.cached_tokens, told, "{fallback}");
@@ -190,7 +190,7 @@ async fn a_cold_prompt_reports_zero_and_a_missing_figure_follows_the_configurati
 #[tokio::test]
 async fn parameters_reach_the_engine_under_openais_names() {
     let cluster = Cluster::start(Spec::aggregated(1)).await;
-    let mut door = door(&cluster).await;
+    let mut client = client(&cluster).await;
     let request = v1::GenerateRequest {
         sampling: Some(v1::SamplingParams {
             max_tokens: Some(9),
@@ -216,7 +216,7 @@ async fn parameters_reach_the_engine_under_openais_names() {
         .to_string(),
         ..generate(Prompt::Text("hello".into()))
     };
-    let two = answer(&mut door, request).await.unwrap();
+    let two = answer(&mut client, request).await.unwrap();
     assert_eq!(two.texts.len(), 2, "both choices came");
     assert_eq!(two.finish_reasons.len(), 2);
     assert_eq!(two.started.request_id, "mine-1");
@@ -253,7 +253,7 @@ async fn absent_parameters_are_left_to_the_engine() {
         prompt: Some(Prompt::Text("hello".into())),
         ..Default::default()
     };
-    let whole = answer(&mut door(&cluster).await, request).await.unwrap();
+    let whole = answer(&mut client(&cluster).await, request).await.unwrap();
     assert!(!whole.started.request_id.is_empty());
     let sent = cluster.engine("w0").requests().pop().unwrap();
     let keys: Vec<_> = sent.body.as_object().unwrap().keys().cloned().collect();
@@ -263,7 +263,7 @@ async fn absent_parameters_are_left_to_the_engine() {
 #[tokio::test]
 async fn mistakes_are_reported_by_status_code_before_any_engine_is_asked() {
     let cluster = Cluster::start(Spec::default()).await;
-    let mut door = door(&cluster).await;
+    let mut client = client(&cluster).await;
     let good = || generate(Prompt::Text("hello".into()));
     let sampling =
         |params: v1::SamplingParams| v1::GenerateRequest { sampling: Some(params), ..good() };
@@ -295,7 +295,7 @@ async fn mistakes_are_reported_by_status_code_before_any_engine_is_asked() {
     ];
     for (request, code) in cases {
         let what = format!("{request:?}");
-        let status = answer(&mut door, request).await.unwrap_err();
+        let status = answer(&mut client, request).await.unwrap_err();
         assert_eq!(status.code(), code, "{what}: {status:?}");
         assert!(!status.message().is_empty(), "{what}");
     }
@@ -307,7 +307,7 @@ async fn mistakes_are_reported_by_status_code_before_any_engine_is_asked() {
 #[tokio::test]
 async fn every_field_with_a_place_of_its_own_must_be_given_there() {
     let cluster = Cluster::start(Spec::aggregated(1)).await;
-    let mut door = door(&cluster).await;
+    let mut client = client(&cluster).await;
     for field in [
         "model",
         "prompt",
@@ -332,7 +332,7 @@ async fn every_field_with_a_place_of_its_own_must_be_given_there() {
             extra_body_json: json!({ field: 1 }).to_string(),
             ..generate(Prompt::Text("hello".into()))
         };
-        match answer(&mut door, request).await {
+        match answer(&mut client, request).await {
             Ok(_) => panic!("{field} was taken from extra_body_json"),
             Err(status) => assert_eq!(status.code(), Code::InvalidArgument, "{field}"),
         }
@@ -346,7 +346,7 @@ async fn failures_of_engines_are_reported_by_status_code() {
         ..Spec::aggregated(1)
     };
     let cluster = Cluster::start(spec).await;
-    let mut door = door(&cluster).await;
+    let mut client = client(&cluster).await;
     let request = || generate(Prompt::Text(words(30, "f")));
     let cases = [
         (FaultKind::Status { status: 429 }, Code::ResourceExhausted),
@@ -358,7 +358,7 @@ async fn failures_of_engines_are_reported_by_status_code() {
     for (kind, code) in cases {
         let what = format!("{kind:?}");
         cluster.engine("w0").set_fault(Fault { kind, times: Some(1) });
-        let status = answer(&mut door, request()).await.unwrap_err();
+        let status = answer(&mut client, request()).await.unwrap_err();
         assert_eq!(status.code(), code, "{what}: {status:?}");
         cluster.engine("w0").clear_faults();
         cluster.quiet().await;
@@ -367,7 +367,7 @@ async fn failures_of_engines_are_reported_by_status_code() {
     cluster
         .engine("w0")
         .set_fault(Fault { kind: FaultKind::DieMidStream { after_chunks: 4 }, times: Some(1) });
-    let mut events = door.generate(request()).await.unwrap().into_inner();
+    let mut events = client.generate(request()).await.unwrap().into_inner();
     let mut deltas = 0;
     let status = loop {
         match events.message().await {
@@ -454,10 +454,10 @@ async fn a_client_that_cancels_frees_everything() {
         ..Spec::default()
     })
     .await;
-    let mut door = door(&cluster).await;
+    let mut client = client(&cluster).await;
     let mut request = generate(Prompt::Text(words(40, "g")));
     request.sampling.as_mut().unwrap().max_tokens = Some(20_000);
-    let mut events = door.generate(request).await.unwrap().into_inner();
+    let mut events = client.generate(request).await.unwrap().into_inner();
     for _ in 0..4 {
         events.message().await.unwrap().unwrap();
     }
@@ -481,8 +481,8 @@ async fn models_are_listed_with_their_other_names() {
         ..Spec::default()
     })
     .await;
-    let mut door = door(&cluster).await;
-    let listed = door.list_models(v1::ListModelsRequest {}).await.unwrap();
+    let mut client = client(&cluster).await;
+    let listed = client.list_models(v1::ListModelsRequest {}).await.unwrap();
     let expected = v1::Model {
         name: "sim".into(),
         aliases: vec!["default".into()],
@@ -493,7 +493,7 @@ async fn models_are_listed_with_their_other_names() {
     for name in ["default", "my-lora"] {
         let request =
             v1::GenerateRequest { model: name.into(), ..generate(Prompt::Text("hello".into())) };
-        answer(&mut door, request).await.unwrap();
+        answer(&mut client, request).await.unwrap();
     }
 }
 
@@ -537,10 +537,10 @@ async fn a_watch_ends_with_the_drain_and_a_stream_may_finish() {
     let mut health = HealthClient::new(channel(&cluster).await);
     let watch = health.watch(HealthCheckRequest::default()).await.unwrap();
     let mut watch = watch.into_inner();
-    let mut door = door(&cluster).await;
+    let mut client = client(&cluster).await;
     let mut request = generate(Prompt::Text(words(40, "h")));
     request.sampling.as_mut().unwrap().max_tokens = Some(150);
-    let mut events = door.generate(request).await.unwrap().into_inner();
+    let mut events = client.generate(request).await.unwrap().into_inner();
     events.message().await.unwrap().unwrap();
     let Cluster { running, engines, .. } = cluster;
     let client = async {
@@ -579,7 +579,7 @@ async fn reflection_lists_the_services_and_describes_the_front_door() {
         assert!(names.contains(&service.to_owned()), "{service} in {names:?}");
     }
     let Some(MessageResponse::FileDescriptorResponse(files)) = next().await else {
-        panic!("no description of the front door");
+        panic!("no description of the front client");
     };
     let text = String::from_utf8_lossy(&files.file_descriptor_proto[0]).into_owned();
     assert!(text.contains("GenerateRequest"));

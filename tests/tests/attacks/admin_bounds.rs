@@ -3,7 +3,7 @@
 use serde_json::json;
 use splitrail_proto::v1::{ExplainRequest, explain_request::Subject};
 use splitrail_tests::cluster::eventually;
-use splitrail_tests::grpc::{front_door, text_request};
+use splitrail_tests::grpc::{grpc_client, text_request};
 use splitrail_tests::raw::{exchange, request};
 use splitrail_tests::scripted_server::{ReceivedRequest, ScriptedReply, ScriptedServer};
 use splitrail_tests::solo::{Solo, whole_reply};
@@ -119,7 +119,7 @@ async fn what_is_prepared_to_be_explained_is_in_the_share_of_its_sender() {
         let members = json!({"user": "u".repeat(MIB * percent / 200)});
         let subject = Subject::Request(text_request("a", &members.to_string()));
         let asked = ExplainRequest { subject: Some(subject) };
-        let explained = front_door(solo.router.grpc).explain(asked).await;
+        let explained = grpc_client(solo.router.grpc).explain(asked).await;
         assert_eq!(explained.is_ok(), is_explained, "{percent} %: {explained:?}");
     }
 }

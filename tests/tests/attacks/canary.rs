@@ -12,7 +12,7 @@ use splitrail_sim::{Fault, FaultKind, Role, SimConfig, SimEngine};
 use splitrail_tests::Client;
 use splitrail_tests::binary::RouterProcess;
 use splitrail_tests::cluster::eventually;
-use splitrail_tests::grpc::{front_door, generate, text_request};
+use splitrail_tests::grpc::{generate, grpc_client, text_request};
 use splitrail_tests::leaks::{leaks, spelled};
 use splitrail_tests::scripted_server::{ReceivedRequest, ScriptedReply, ScriptedServer};
 
@@ -322,7 +322,7 @@ async fn successes(world: &mut World) {
     let key = format!("Bearer {CLIENT_KEY}").parse().unwrap();
     call.metadata_mut().insert("authorization", key);
     call.metadata_mut().insert("x-custom", HEADER.parse().unwrap());
-    let mut events = front_door(world.router.grpc).generate(call).await.unwrap().into_inner();
+    let mut events = grpc_client(world.router.grpc).generate(call).await.unwrap().into_inner();
     while events.message().await.unwrap().is_some() {}
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 use splitrail_sim::KvConnector;
-use splitrail_tests::grpc::{front_door, text_request};
+use splitrail_tests::grpc::{grpc_client, text_request};
 use splitrail_tests::scripted_server::{ReceivedRequest, ScriptedReply};
 use splitrail_tests::solo::{Solo, whole_reply};
 use splitrail_tests::{Cluster, Spec, dialect};
@@ -267,7 +267,7 @@ async fn no_field_that_steers_reaches_an_engine_over_grpc() {
     put_all(&mut extra, &poison);
     extra["vllm_xargs"] = json!({"ok": 1, "kv_transfer_params": {}, "list": [{"rid": "poison"}]});
     let request = text_request("hello", &extra.to_string());
-    let reply = front_door(solo.router.grpc).generate(request).await.unwrap();
+    let reply = grpc_client(solo.router.grpc).generate(request).await.unwrap();
     let removed = reply.metadata().get("x-splitrail-removed-fields").unwrap().to_str().unwrap();
     assert!(removed.contains("kv_transfer_params"), "{removed}");
     let sent = sent(&solo, "/v1/completions");

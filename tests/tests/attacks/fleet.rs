@@ -25,7 +25,7 @@ async fn open() -> Site {
 }
 
 async fn attach(site: &Site, token: Option<&str>, hello: v1::Hello) -> Result<Shim, Code> {
-    let endpoint = Endpoint::from_shared(format!("http://{}", site.door)).unwrap();
+    let endpoint = Endpoint::from_shared(format!("http://{}", site.fleet_address)).unwrap();
     let attached = Shim::attach_over(endpoint.connect_lazy(), token, hello).await;
     attached.map_err(|status| status.code())
 }
@@ -211,7 +211,7 @@ async fn silent_connections_of_one_host_leave_places_for_the_shims_of_others() {
     .await;
     let mut silent = Vec::new();
     for _ in 0..100 {
-        silent.push(connect_from(GREEDY, fleet.door).await);
+        silent.push(connect_from(GREEDY, fleet.fleet_address).await);
     }
     let _attached = another_host_attaches(&fleet, "s0").await;
     // The router greets each with its settings.
@@ -237,7 +237,7 @@ async fn connections_whose_hello_is_refused_are_closed_and_leave_places_for_othe
     )
     .await;
     let greedy = || {
-        let endpoint = Endpoint::from_shared(format!("http://{}", fleet.door)).unwrap();
+        let endpoint = Endpoint::from_shared(format!("http://{}", fleet.fleet_address)).unwrap();
         endpoint.local_address(Some(GREEDY.into()))
     };
     let unknown = v1::Hello { model: "none".into(), ..hello("s1", "http://127.0.0.1:9") };

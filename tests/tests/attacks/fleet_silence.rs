@@ -27,8 +27,8 @@ async fn site(fleet: &str) -> Site {
 }
 
 /// Waits until the router has closed a connection on which a client has sent `bytes`.
-async fn closed_after(door: SocketAddr, bytes: &[u8]) {
-    let mut socket = TcpStream::connect(door).await.unwrap();
+async fn closed_after(address: SocketAddr, bytes: &[u8]) {
+    let mut socket = TcpStream::connect(address).await.unwrap();
     socket.write_all(bytes).await.unwrap();
     let ended = timeout(PATIENCE, socket.read(&mut [0; 64])).await.expect("the router closes it");
     assert!(matches!(ended, Ok(0) | Err(_)), "{ended:?}");
@@ -42,13 +42,13 @@ async fn a_connection_whose_tls_handshake_does_not_end_is_closed() {
     // The beginning of a record of 512 bytes with a ClientHello.
     let mut half = vec![0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3];
     half.extend([7; 100]);
-    tokio::join!(closed_after(site.door, b""), closed_after(site.door, &half));
+    tokio::join!(closed_after(site.fleet_address, b""), closed_after(site.fleet_address, &half));
 }
 
 #[tokio::test]
 async fn a_client_that_reads_no_replies_to_its_pings_is_disconnected() {
     let site = site("").await;
-    let mut socket = connect_narrow(site.door).await;
+    let mut socket = connect_narrow(site.fleet_address).await;
     let pings = frame(kind::PING, 0, 0, &[0; 8]).repeat(1000);
     socket.write_all(&[PREFACE, &frame(kind::SETTINGS, 0, 0, &[])].concat()).await.unwrap();
     // The router takes no more of them once its replies fill the buffers between both.
@@ -60,7 +60,7 @@ async fn a_client_that_reads_no_replies_to_its_pings_is_disconnected() {
 async fn a_hello_for_an_occupied_worker_keeps_its_connection_open_no_longer_than_silence() {
     let site = site("").await;
     let own = engine().await;
-    let endpoint = Endpoint::from_shared(format!("http://{}", site.door)).unwrap();
+    let endpoint = Endpoint::from_shared(format!("http://{}", site.fleet_address)).unwrap();
     let attached = Shim::attach_over(endpoint.connect_lazy(), None, hello("s0", &own.url())).await;
     let _attached = attached.unwrap();
     let thief = v1::Hello {
@@ -72,7 +72,7 @@ async fn a_hello_for_an_occupied_worker_keeps_its_connection_open_no_longer_than
     let at = relay.local_addr().unwrap();
     let only_connection = async {
         let (mut near, _) = relay.accept().await.unwrap();
-        let mut far = TcpStream::connect(site.door).await.unwrap();
+        let mut far = TcpStream::connect(site.fleet_address).await.unwrap();
         let _cut = copy_bidirectional(&mut near, &mut far).await;
     };
     let hellos = async {

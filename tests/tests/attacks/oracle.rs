@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use splitrail_proto::v1::generate_response::Event;
 use splitrail_tests::client::Reply;
-use splitrail_tests::grpc::{front_door, text_request};
+use splitrail_tests::grpc::{grpc_client, text_request};
 use splitrail_tests::tenants::{Keys, bearer, post, start};
 use splitrail_tests::trial::{CHAT, COMPLETIONS, GENERATE, prompt, token_ids};
 use splitrail_tests::{Cluster, Spec, dialect};
@@ -78,8 +78,8 @@ async fn no_reply_to_one_tenant_depends_on_the_prompts_of_another() {
 async fn call(cluster: &Cluster, key: &str, text: &str) -> (Option<u32>, u64) {
     let mut call = tonic::Request::new(text_request(text, ""));
     call.metadata_mut().insert("authorization", bearer(key).parse().unwrap());
-    let mut door = front_door(cluster.running.addresses().grpc.unwrap());
-    let mut events = door.generate(call).await.unwrap().into_inner();
+    let mut client = grpc_client(cluster.running.addresses().grpc.unwrap());
+    let mut events = client.generate(call).await.unwrap().into_inner();
     let (mut overlap, mut cached) = (None, None);
     while let Some(response) = events.message().await.unwrap() {
         match response.event {

@@ -119,10 +119,10 @@ async fn only_listed_paths_reach_an_engine() {
         ("TRACE", "/health"),
     ]);
     let mut wrong = Vec::new();
-    let door = cluster.running.addresses().http;
+    let address = cluster.running.addresses().http;
     for (method, target) in odd {
         let raw = request(method, target, &[], body.as_bytes());
-        let Some(reply) = exchange(door, &raw).await else {
+        let Some(reply) = exchange(address, &raw).await else {
             wrong.push(format!("{method} {target}: no reply"));
             continue;
         };
@@ -165,10 +165,10 @@ async fn engines_are_called_by_the_routers_own_path_and_host() {
 #[tokio::test]
 async fn the_grpc_listener_has_no_other_paths() {
     let (post, cluster) = behind_a_post(String::new()).await;
-    let door = cluster.running.addresses().grpc.unwrap();
+    let address = cluster.running.addresses().grpc.unwrap();
     for target in ["/pause", "/metrics", "/admin/workers", CHAT, COMPLETIONS] {
         let raw = request("POST", target, &[], completion("x").to_string().as_bytes());
-        let reply = exchange(door, &raw).await.unwrap();
+        let reply = exchange(address, &raw).await.unwrap();
         assert!(reply.body.is_empty(), "{target}: {}", reply.text());
     }
     assert!(!post.heard().iter().any(|heard| heard.is_inference()));
@@ -449,7 +449,7 @@ async fn client_hand_off_fields_never_reach_an_engine_aggregated() {
 #[tokio::test]
 async fn client_hand_off_fields_never_reach_an_engine_over_grpc() {
     let cluster = Cluster::start(Spec::default()).await;
-    let door = cluster.running.addresses().grpc.unwrap();
+    let address = cluster.running.addresses().grpc.unwrap();
     let ids: HashSet<_> =
         cluster.engines.iter().map(|(_, engine)| engine.state().engine_id).collect();
     for (number, case) in cases(60).iter().enumerate() {
@@ -465,7 +465,7 @@ async fn client_hand_off_fields_never_reach_an_engine_over_grpc() {
         for (name, value) in case.headers.iter().map(|i| HEADERS[*i]) {
             call.metadata_mut().insert(name, value.parse().unwrap());
         }
-        let mut client = splitrail_tests::grpc::front_door(door);
+        let mut client = splitrail_tests::grpc::grpc_client(address);
         let mut events = client.generate(call).await.unwrap().into_inner();
         while events.message().await.unwrap().is_some() {}
         let all = cluster.engines.iter().flat_map(|(_, engine)| engine.requests());

@@ -30,7 +30,7 @@ pub(super) struct Site {
     pub(super) http: Client,
     pub(super) admin: Client,
     /// The fleet listener.
-    pub(super) door: SocketAddr,
+    pub(super) fleet_address: SocketAddr,
     pub(super) admin_at: SocketAddr,
     process: Process,
     _files: TempDir,
@@ -86,8 +86,8 @@ impl Site {
         let process = Process::start("router", files.path(), &args).await;
         let address = |key| process.told(key).parse().unwrap();
         let (http, admin) = (process.client("http"), process.client("admin"));
-        let (door, admin_at) = (address("fleet"), address("admin"));
-        let site = Self { engine, http, admin, door, admin_at, process, _files: files };
+        let (fleet_address, admin_at) = (address("fleet"), address("admin"));
+        let site = Self { engine, http, admin, fleet_address, admin_at, process, _files: files };
         eventually("the router is ready", async || site.http.get("/ready").await.status == 200)
             .await;
         site

@@ -66,7 +66,7 @@ fn chunked(body: &str) -> Vec<u8> {
 #[tokio::test]
 async fn a_body_of_the_cap_is_served_and_one_byte_more_is_a_413() {
     let cluster = one_engine("{ body_size_max: 65536 }").await;
-    let door = cluster.running.addresses().http;
+    let address = cluster.running.addresses().http;
     for (bytes, status) in [(CAP, 200), (CAP + 1, 413)] {
         let body = body_of_bytes(bytes);
         let reply = cluster.http.post_with(COMPLETIONS, &[], body.clone()).await;
@@ -74,7 +74,7 @@ async fn a_body_of_the_cap_is_served_and_one_byte_more_is_a_413() {
         if status == 413 {
             assert_eq!(openai_error(&reply, 413)["code"], "body_too_large");
         }
-        let reply = exchange(door, &chunked(&body)).await.unwrap();
+        let reply = exchange(address, &chunked(&body)).await.unwrap();
         assert_eq!(reply.status(), status, "{bytes} bytes in chunks");
     }
     assert_eq!(cluster.engine("w0").requests().len(), 2);
@@ -84,7 +84,7 @@ async fn a_body_of_the_cap_is_served_and_one_byte_more_is_a_413() {
 #[tokio::test]
 async fn an_endless_body_is_a_413_and_reading_stops() {
     let cluster = one_engine("{ body_size_max: 65536 }").await;
-    let door = cluster.running.addresses().http;
+    let address = cluster.running.addresses().http;
     let piece = [&b"4000\r\n"[..], &[b' '; 0x4000], b"\r\n"].concat();
     let head = format!("POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n");
     for (framing, piece) in [
@@ -92,7 +92,7 @@ async fn an_endless_body_is_a_413_and_reading_stops() {
         ("content-length: 1099511627776\r\n\r\n", vec![b' '; 0x4000]),
     ] {
         let head = format!("{head}{framing}");
-        let flood = flood(door, head.as_bytes(), &piece, FLOOD_BYTES).await;
+        let flood = flood(address, head.as_bytes(), &piece, FLOOD_BYTES).await;
         assert!(flood.cut, "{framing}: {} bytes were read", flood.written_bytes);
         let reply = flood.reply.unwrap();
         assert_eq!(reply.status(), 413, "{framing}");
@@ -105,10 +105,10 @@ async fn an_endless_body_is_a_413_and_reading_stops() {
 #[tokio::test]
 async fn a_grpc_message_over_the_cap_is_refused() {
     let cluster = one_engine("{ body_size_max: 65536 }").await;
-    let door = cluster.running.addresses().grpc.unwrap();
-    let small = generate(door, text_request(&"x".repeat(10_000), "")).await;
+    let address = cluster.running.addresses().grpc.unwrap();
+    let small = generate(address, text_request(&"x".repeat(10_000), "")).await;
     assert!(small.is_ok(), "{small:?}");
-    let status = generate(door, text_request(&"x".repeat(CAP), "")).await;
+    let status = generate(address, text_request(&"x".repeat(CAP), "")).await;
     let code = status.unwrap_err().code();
     assert!([Code::ResourceExhausted, Code::OutOfRange].contains(&code), "{code:?}");
     assert_eq!(cluster.engine("w0").requests().len(), 1);
@@ -227,7 +227,7 @@ async fn malformed_json_is_a_located_400_that_no_engine_sees() {
 #[tokio::test]
 async fn malformed_extra_fields_over_grpc_are_refused() {
     let cluster = one_engine("{}").await;
-    let door = cluster.running.addresses().grpc.unwrap();
+    let address = cluster.running.addresses().grpc.unwrap();
     for extra in [
         format!("{{\"a\":{}", "[".repeat(1_000_000)),
         format!("{{\"a\":{}1{}}}", "[".repeat(200), "]".repeat(200)),
@@ -239,12 +239,12 @@ async fn malformed_extra_fields_over_grpc_are_refused() {
         r#"{"max_tokens":5}"#.into(),
         r#"{"\u0070rompt":"y"}"#.into(),
     ] {
-        let status = generate(door, text_request("x", &extra)).await.unwrap_err();
+        let status = generate(address, text_request("x", &extra)).await.unwrap_err();
         let shown: String = extra.chars().take(40).collect();
         assert_eq!(status.code(), Code::InvalidArgument, "{shown}");
     }
     assert!(cluster.engine("w0").requests().is_empty());
-    assert!(generate(door, text_request("x", "{}")).await.is_ok());
+    assert!(generate(address, text_request("x", "{}")).await.is_ok());
 }
 
 #[tokio::test]
@@ -388,7 +388,7 @@ async fn counts_and_sizes_are_bounded_on_every_endpoint_and_in_every_object() {
 #[tokio::test]
 async fn the_bounds_hold_over_grpc() {
     let cluster = one_engine("{ stop_max: 16, schema_size_max: 4096 }").await;
-    let door = cluster.running.addresses().grpc.unwrap();
+    let address = cluster.running.addresses().grpc.unwrap();
     let set = |change: fn(&mut splitrail_proto::v1::SamplingParams)| {
         let mut request = text_request("x", "");
         change(request.sampling.as_mut().unwrap());
@@ -406,7 +406,7 @@ async fn the_bounds_hold_over_grpc() {
         text_request("x", r#"{"best_of":2147483648}"#),
         text_request("x", r#"{"max_completion_tokens":2147483648}"#),
     ] {
-        let status = generate(door, request.clone()).await;
+        let status = generate(address, request.clone()).await;
         let code = status.map_err(|status| status.code());
         assert_eq!(code, Err(Code::InvalidArgument), "{request:?}");
     }
@@ -453,12 +453,12 @@ async fn a_shed_grpc_call_says_that_resources_are_exhausted() {
     let mut held = tokio::task::JoinSet::new();
     held.spawn(async move { http.post(COMPLETIONS, &completion("held")).await });
     eventually("a request hangs", async || engine.requests().len() == 1).await;
-    let door = cluster.running.addresses().grpc.unwrap();
-    let status = generate(door, text_request("x", "")).await.unwrap_err();
+    let address = cluster.running.addresses().grpc.unwrap();
+    let status = generate(address, text_request("x", "")).await.unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted);
     held.shutdown().await;
     cluster.quiet().await;
-    assert!(generate(door, text_request("x", "")).await.is_ok());
+    assert!(generate(address, text_request("x", "")).await.is_ok());
 }
 
 #[tokio::test]

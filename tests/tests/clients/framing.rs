@@ -32,7 +32,7 @@ fn length(body: &str) -> String {
 #[tokio::test]
 async fn ambiguous_framing_is_a_400_that_no_engine_sees() {
     let cluster = Cluster::start(Spec::aggregated(1)).await;
-    let door = cluster.running.addresses().http;
+    let address = cluster.running.addresses().http;
     let body = completion("one").to_string();
     let smuggled = String::from_utf8(post("1.1", &length(&body), &body)).unwrap();
     let own = length(&body);
@@ -89,7 +89,7 @@ async fn ambiguous_framing_is_a_400_that_no_engine_sees() {
     ];
     let count = cases.len();
     for (what, bytes) in cases {
-        let reply = exchange(door, &bytes).await;
+        let reply = exchange(address, &bytes).await;
         // Where the body breaks off, a reply of our own says so; it is a 400 as well.
         assert_eq!(reply.unwrap_or_else(|| panic!("{what}: no reply")).status(), 400, "{what}");
         assert!(cluster.engine("w0").requests().is_empty(), "{what}");
@@ -102,14 +102,14 @@ async fn ambiguous_framing_is_a_400_that_no_engine_sees() {
 #[tokio::test]
 async fn bytes_after_an_upgrade_are_not_a_request() {
     let cluster = Cluster::start(Spec::aggregated(1)).await;
-    let door = cluster.running.addresses().http;
+    let address = cluster.running.addresses().http;
     let body = completion("one").to_string();
     let behind = post("1.1", &length(&body), &body);
     for protocol in ["websocket", "h2c", "x/1"] {
         let seen = cluster.engine("w0").requests().len();
         let upgrade = format!("connection: upgrade\r\nupgrade: {protocol}\r\n{}", length(&body));
         let bytes = [post("1.1", &upgrade, &body), behind.clone()].concat();
-        let reply = exchange(door, &bytes).await.unwrap();
+        let reply = exchange(address, &bytes).await.unwrap();
         assert_eq!(reply.status(), 200, "{protocol}: it is ignored");
         assert!(reply.head.contains("connection: close"), "{}", reply.head);
         assert!(!reply.text().contains("HTTP/1.1 200"), "one reply: {}", reply.text());
@@ -117,7 +117,7 @@ async fn bytes_after_an_upgrade_are_not_a_request() {
     }
     let connect = [&b"CONNECT x:1 HTTP/1.1\r\nhost: x:1\r\n\r\n"[..], &behind].concat();
     let seen = cluster.engine("w0").requests().len();
-    let reply = exchange(door, &connect).await.unwrap();
+    let reply = exchange(address, &connect).await.unwrap();
     assert!(reply.status() >= 400, "{}", reply.head);
     assert!(cluster.engine("w0").requests().len() <= seen + 1);
 }
@@ -224,7 +224,7 @@ async fn a_bomb_of_header_table_references_takes_no_memory() {
 #[tokio::test]
 async fn compression_bombs_are_refused_unread() {
     let cluster = Cluster::start(Spec::aggregated(1)).await;
-    let door = cluster.running.addresses().http;
+    let address = cluster.running.addresses().http;
     // Beginnings of streams of each kind; what would follow is never looked at.
     for (encoding, magic) in [
         ("gzip", &b"\x1f\x8b\x08\0\0\0\0\0\0\x03"[..]),
@@ -240,7 +240,7 @@ async fn compression_bombs_are_refused_unread() {
              content-length: 1000000000\r\n\r\n"
         );
         let piece = magic.repeat(1 << 10);
-        let flood = splitrail_tests::raw::flood(door, head.as_bytes(), &piece, 256 << 20).await;
+        let flood = splitrail_tests::raw::flood(address, head.as_bytes(), &piece, 256 << 20).await;
         assert!(flood.cut, "{encoding}: {} bytes were read", flood.written_bytes);
         // A reset may take the reply with it; where it comes, it says why.
         if let Some(reply) = flood.reply {
@@ -254,9 +254,9 @@ async fn compression_bombs_are_refused_unread() {
 #[tokio::test]
 async fn compressed_grpc_messages_are_refused() {
     let cluster = Cluster::start(Spec::aggregated(1)).await;
-    let door = cluster.running.addresses().grpc.unwrap();
+    let address = cluster.running.addresses().grpc.unwrap();
     for (encoding, flag) in [(Some("gzip"), 1), (Some("zstd"), 1), (None, 1)] {
-        let mut client = Raw2::connect(door, &[]).await;
+        let mut client = Raw2::connect(address, &[]).await;
         let mut block = frames::post("/splitrail.v1.FrontDoorService/Generate");
         block.extend(frames::field("content-type", "application/grpc"));
         block.extend(frames::field("te", "trailers"));
@@ -274,5 +274,5 @@ async fn compressed_grpc_messages_are_refused() {
     }
     assert!(cluster.engine("w0").requests().is_empty());
     let request = splitrail_tests::grpc::text_request("after", "");
-    assert!(splitrail_tests::grpc::generate(door, request).await.is_ok());
+    assert!(splitrail_tests::grpc::generate(address, request).await.is_ok());
 }

@@ -7,7 +7,7 @@ use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::{Value, json};
 use splitrail_tests::cluster::eventually;
-use splitrail_tests::grpc::{front_door, generate, text_request};
+use splitrail_tests::grpc::{generate, grpc_client, text_request};
 use splitrail_tests::proc::{memory, open_files};
 use splitrail_tests::scripted_server::{STREAM_HEAD, ScriptedReply};
 use splitrail_tests::solo::{Solo, whole_reply};
@@ -295,10 +295,10 @@ async fn messages_of_grpc_calls_share_the_budget_of_bodies() {
     })
     .await;
     let request = || text_request(&"x".repeat(400 << 10), "");
-    let mut door = front_door(solo.router.grpc);
+    let mut client = grpc_client(solo.router.grpc);
     let mut holding = Vec::new();
     for _ in 0..2 {
-        let mut events = door.generate(request()).await.unwrap().into_inner();
+        let mut events = client.generate(request()).await.unwrap().into_inner();
         assert!(events.message().await.unwrap().is_some());
         holding.push(events);
     }
@@ -308,25 +308,25 @@ async fn messages_of_grpc_calls_share_the_budget_of_bodies() {
     let shed = [("reason", "request_memory")];
     assert_eq!(solo.metric("splitrail_shed_total", &shed).await, 1.0);
     drop(holding);
-    eventually("there is room again", async || door.generate(request()).await.is_ok()).await;
+    eventually("there is room again", async || client.generate(request()).await.is_ok()).await;
 }
 
 #[tokio::test]
 async fn connections_are_bounded_and_open_ones_are_served() {
     let limits = "{ connections_max: 8, drain_delay: 10ms }";
     let cluster = Cluster::start(Spec { limits, ..Spec::aggregated(1) }).await;
-    let door = cluster.running.addresses().http;
+    let address = cluster.running.addresses().http;
     let open = [("listener", "http")];
     let there = cluster.metric("splitrail_connections", &open).await as usize;
     let mut held = Vec::new();
     for _ in there..8 {
-        held.push(TcpStream::connect(door).await.unwrap());
+        held.push(TcpStream::connect(address).await.unwrap());
     }
     eventually("all are accepted", async || {
         cluster.metric("splitrail_connections", &open).await == 8.0
     })
     .await;
-    let mut more = TcpStream::connect(door).await.unwrap();
+    let mut more = TcpStream::connect(address).await.unwrap();
     let mut reply = String::new();
     more.read_to_string(&mut reply).await.unwrap();
     assert!(reply.starts_with("HTTP/1.1 503 ") && reply.contains("retry-after: 1"), "{reply}");
@@ -339,7 +339,7 @@ async fn connections_are_bounded_and_open_ones_are_served() {
     assert_eq!(&reply, b"HTTP/1.1 200 OK");
     held.truncate(2);
     eventually("there is room again", async || {
-        let fresh = Client::new(door);
+        let fresh = Client::new(address);
         fresh.try_get("/health").await.is_ok_and(|reply| reply.status == 200)
     })
     .await;
@@ -371,7 +371,7 @@ async fn accepting_goes_on_after_a_lack_of_file_descriptors() {
     assert_eq!(solo.http.post(COMPLETIONS, &completion("after")).await.status, 200);
 }
 
-/// Both protocols, on one door, on connections that go on.
+/// Both protocols, on one listener, on connections that go on.
 #[tokio::test]
 async fn clients_of_both_protocols_are_served_on_connections_that_last() {
     let solo = Solo::start("{}", |_| whole_reply()).await;

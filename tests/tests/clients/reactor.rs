@@ -58,8 +58,8 @@ async fn short_requests_are_answered_while_long_prompts_are_tokenised() {
         assert_eq!(reply.status, 200, "{}", reply.text());
         assert!(!whole_text(&reply.json(), 0).is_empty());
     }
-    let door = cluster.running.addresses().grpc.unwrap();
-    assert!(generate(door, text_request("short", "")).await.is_ok());
+    let address = cluster.running.addresses().grpc.unwrap();
+    assert!(generate(address, text_request("short", "")).await.is_ok());
     assert_eq!(preparer.free_long_permits(), left, "still in work");
     assert!(long.try_join_next().is_none(), "no long request is answered yet");
     while let Some(reply) = long.join_next().await {

@@ -101,15 +101,15 @@ async fn a_thousand_slow_heads_are_closed_and_others_are_served() {
 async fn slow_http2_heads_are_closed() {
     let limits = "{ header_timeout: 2s, drain_delay: 10ms }";
     let cluster = Cluster::start(Spec { limits, ..Spec::aggregated(1) }).await;
-    let door = cluster.running.addresses().http;
+    let address = cluster.running.addresses().http;
     let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     // A header block without an end, and a frame of headers without an end.
     let block = frames::frame(kind::HEADERS, 0, 1, &frames::post(COMPLETIONS));
     let settings = frames::frame(kind::SETTINGS, 0, 0, &[]);
     let open = [&preface[..], &settings, &block].concat();
     let drops = frames::frame(kind::CONTINUATION, 0, 1, &[0; 200]);
-    drip(door, &[&open[..], &drops[..9]].concat(), 0).await;
-    drip(door, &[&preface[..], &settings, &block[..12]].concat(), 0).await;
+    drip(address, &[&open[..], &drops[..9]].concat(), 0).await;
+    drip(address, &[&preface[..], &settings, &block[..12]].concat(), 0).await;
     let closed = [("listener", "http"), ("reason", "header_timeout")];
     eventually("all are counted", async || {
         cluster.metric("splitrail_connections_cut_total", &closed).await == 2.0
@@ -161,7 +161,7 @@ async fn slow_bodies_are_a_408_and_take_no_place() {
     let limits = "{ body_grace: 1s, body_rate_min: 1000, in_flight_max: 1 }";
     let cluster = Cluster::start(Spec { limits, ..Spec::aggregated(1) }).await;
     let core = cluster.running.core();
-    let door = cluster.running.addresses().http;
+    let address = cluster.running.addresses().http;
     let mut slow = JoinSet::new();
     for i in 0..200 {
         slow.spawn(async move {
@@ -170,7 +170,7 @@ async fn slow_bodies_are_a_408_and_take_no_place() {
                 _ => "transfer-encoding: chunked\r\n\r\nf0000\r\n{",
             };
             let head = format!("POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{framing}");
-            String::from_utf8(drip(door, head.as_bytes(), b' ').await).unwrap()
+            String::from_utf8(drip(address, head.as_bytes(), b' ').await).unwrap()
         });
     }
     let mut told = Vec::new();

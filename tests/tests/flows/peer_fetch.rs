@@ -8,8 +8,8 @@ mod failures;
 mod fetches;
 mod flows;
 mod guards;
+mod no_transfer;
 mod one_shot;
-mod why_not;
 
 use serde_json::{Value, json};
 use splitrail_tests::client::Reply;

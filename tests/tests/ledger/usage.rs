@@ -1,4 +1,4 @@
-//! Usage is right for every flow, endpoint and dialect of engines and for every wish of clients,
+//! Usage is right for every flow, endpoint and dialect of engines and for everything that clients ask for,
 //! compared with the counters of the simulated engines.
 
 use std::sync::atomic::{AtomicU32, Ordering};

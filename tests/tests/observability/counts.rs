@@ -5,7 +5,7 @@ use serde_json::json;
 use splitrail_proto::v1;
 use splitrail_sim::{Fault, FaultKind};
 use splitrail_tests::cluster::eventually;
-use splitrail_tests::grpc::{front_door, text_request};
+use splitrail_tests::grpc::{grpc_client, text_request};
 use splitrail_tests::scripted_server::{ScriptedReply, ScriptedServer};
 use splitrail_tests::tenants::{Keys, bearer};
 use splitrail_tests::trial::{COMPLETIONS, completion, prompt, streamed};
@@ -24,23 +24,23 @@ async fn calls_over_grpc_that_end_without_a_request_are_counted_once() {
     let of = |endpoint, outcome| [("model", "none"), ("endpoint", endpoint), ("outcome", outcome)];
     let requests = "splitrail_requests_total";
 
-    let refused = front_door(address).generate(Request::new(good())).await.unwrap_err();
+    let refused = grpc_client(address).generate(Request::new(good())).await.unwrap_err();
     assert_eq!(refused.code(), Code::Unauthenticated);
     assert_eq!(cluster.metric(requests, &of("none", "invalid_api_key")).await, 1.0);
 
     // A compressed message is refused before it is read.
     let mut compressed = with_key(&acme, good());
     compressed.metadata_mut().insert("grpc-encoding", "gzip".parse().unwrap());
-    let refused = front_door(address).generate(compressed).await.unwrap_err();
+    let refused = grpc_client(address).generate(compressed).await.unwrap_err();
     assert_eq!(refused.code(), Code::Unimplemented);
     assert_eq!(cluster.metric(requests, &of("none", "refused")).await, 1.0);
 
-    front_door(address)
+    grpc_client(address)
         .list_models(with_key(&acme, v1::ListModelsRequest::default()))
         .await
         .unwrap();
     assert_eq!(cluster.metric(requests, &of("models", "ok")).await, 1.0);
-    let denied = front_door(address)
+    let denied = grpc_client(address)
         .explain(with_key(&acme, v1::ExplainRequest::default()))
         .await
         .unwrap_err();

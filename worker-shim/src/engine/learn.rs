@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use splitrail_engine::vllm::identity::{
-    self, EVENT_SOURCES_PATH, EventSource, MODELS_PATH, ServedModel, TRIAL_PATH, Trial,
+    self, EVENT_SOURCES_PATH, EngineModel, EventSource, MODELS_PATH, TRIAL_PATH, Trial,
     TrialOutcome, VERSION_PATH,
 };
 use splitrail_engine::vllm::load::EngineLoad;
@@ -38,7 +38,7 @@ pub(super) struct Learner<'l> {
 /// Facts that an engine reports without computation.
 struct EngineFacts {
     version: Option<String>,
-    model: ServedModel,
+    model: EngineModel,
     /// `None` if it is unknown whether the engine publishes KV events.
     sources: Option<Vec<EventSource>>,
     figures: EngineLoad,
@@ -148,7 +148,7 @@ impl Learner<'_> {
         let models = self.client.text(MODELS_PATH, TIMEOUT).await?;
         let served = identity::served_model(&models).ok_or(QueryError::Body)?;
         let model = match &self.settings.model {
-            Some(name) => ServedModel { name: name.clone(), ..served },
+            Some(name) => EngineModel { name: name.clone(), ..served },
             None => served,
         };
         let version = if_supported(self.client.text(VERSION_PATH, TIMEOUT).await)?;

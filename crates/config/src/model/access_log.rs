@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Rotate;
+use super::Rotation;
 
 /// The access log: one line for each request of a client, without content.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
@@ -21,11 +21,11 @@ pub struct AccessLogConfig {
     /// lines are log lines of the target `access` on stderr, in the format of the log.
     pub path: Option<PathBuf>,
     /// When the file is rotated.
-    pub rotate: Rotate,
+    pub rotate: Rotation,
 }
 
 impl Default for AccessLogConfig {
     fn default() -> Self {
-        Self { enabled: false, sample_ratio: 1.0, path: None, rotate: Rotate::default() }
+        Self { enabled: false, sample_ratio: 1.0, path: None, rotate: Rotation::default() }
     }
 }

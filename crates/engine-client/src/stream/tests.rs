@@ -20,7 +20,7 @@ use tokio_rustls::{TlsAcceptor, server};
 
 use super::*;
 use crate::tls::TlsSettings;
-use crate::wire::{Broken, Connection, EngineRequest, NoReplyReason};
+use crate::wire::{Connection, EngineRequest, NoReplyReason, ReplyError};
 
 type Engine = server::TlsStream<TcpStream>;
 
@@ -155,7 +155,7 @@ fn ask() -> EngineRequest {
     EngineRequest::new("POST", &"engine:8000".parse().unwrap(), "/v1/x", body.into()).ended()
 }
 
-async fn answer_of(wire: &mut Connection) -> Result<Vec<u8>, Broken> {
+async fn answer_of(wire: &mut Connection) -> Result<Vec<u8>, ReplyError> {
     let mut head = wire.exchange(&ask()).await.unwrap();
     let mut all = Vec::new();
     while let Some(piece) = poll_fn(|context| wire.poll_piece(&mut head.framing, context)).await {
@@ -181,7 +181,7 @@ async fn only_close_notify_ends_an_answer_that_ends_with_its_connection() {
         let (answer, ()) = tokio::join!(answer_of(&mut wire), answers);
         match is_orderly {
             true => assert_eq!(answer.unwrap(), b"hello"),
-            false => assert_eq!(answer, Err(Broken::Closed)),
+            false => assert_eq!(answer, Err(ReplyError::Closed)),
         }
     }
 }
@@ -210,11 +210,11 @@ async fn a_request_that_the_socket_did_not_take_at_once_is_sent_whole() {
     // TLS takes the whole request, and the sockets only a part of it.
     const BODY_BYTES: usize = 60_000;
     const SOCKET_BYTES: u32 = 8 << 10;
-    let (door, near) = (TcpSocket::new_v4().unwrap(), TcpSocket::new_v4().unwrap());
-    door.set_recv_buffer_size(SOCKET_BYTES).unwrap();
+    let (socket, near) = (TcpSocket::new_v4().unwrap(), TcpSocket::new_v4().unwrap());
+    socket.set_recv_buffer_size(SOCKET_BYTES).unwrap();
     near.set_send_buffer_size(SOCKET_BYTES).unwrap();
-    door.bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    let listener = door.listen(1).unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = socket.listen(1).unwrap();
     let near = near.connect(listener.local_addr().unwrap()).await.unwrap();
     let (settings, acceptor) = (settings(), acceptor(false));
     let accept = acceptor.accept(listener.accept().await.unwrap().0);

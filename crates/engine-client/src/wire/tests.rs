@@ -24,7 +24,7 @@ fn ask(body: Bytes) -> EngineRequest {
     ask.ended()
 }
 
-async fn all(wire: &mut Connection, mut begun: Head) -> Result<Vec<u8>, Broken> {
+async fn all(wire: &mut Connection, mut begun: Head) -> Result<Vec<u8>, ReplyError> {
     let mut all = Vec::new();
     while let Some(piece) = poll_fn(|context| wire.poll_piece(&mut begun.framing, context)).await {
         all.extend_from_slice(&piece?);
@@ -141,7 +141,9 @@ async fn a_truncated_answer_is_detected() {
         engine.write_all(answer.as_bytes()).await.unwrap();
         engine.shutdown().await.unwrap();
         match wire.exchange(&ask("x".into())).await {
-            Ok(begun) => assert_eq!(all(&mut wire, begun).await, Err(Broken::Closed), "{answer}"),
+            Ok(begun) => {
+                assert_eq!(all(&mut wire, begun).await, Err(ReplyError::Closed), "{answer}")
+            }
             Err(unanswered) => assert_eq!(unanswered, NoReplyReason::Closed, "{answer}"),
         }
     }

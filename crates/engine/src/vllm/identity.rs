@@ -48,7 +48,7 @@ pub fn version(text: &str) -> Option<String> {
 
 /// A model or an adapter that an engine serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ServedModel {
+pub struct EngineModel {
     /// The name that requests use.
     pub name: String,
     /// The maximum length of a sequence in tokens.
@@ -59,13 +59,13 @@ pub struct ServedModel {
 
 /// The model that the engine serves: the first one that is not an adapter. `None` if the text is
 /// not a list of models, or the list is empty.
-pub fn served_model(text: &str) -> Option<ServedModel> {
+pub fn served_model(text: &str) -> Option<EngineModel> {
     served_models(text)?.into_iter().find(|model| !model.is_adapter)
 }
 
 /// All models and adapters that the engine lists, at most 4096. `None` if the text is not a list of
 /// models.
-pub fn served_models(text: &str) -> Option<Vec<ServedModel>> {
+pub fn served_models(text: &str) -> Option<Vec<EngineModel>> {
     #[derive(Deserialize)]
     struct Models {
         data: Vec<Card>,
@@ -77,7 +77,7 @@ pub fn served_models(text: &str) -> Option<Vec<ServedModel>> {
         max_model_len: Option<u32>,
     }
     let Models { data } = serde_json::from_str(text).ok()?;
-    let model = |card: Card| ServedModel {
+    let model = |card: Card| EngineModel {
         name: card.id,
         context_tokens: card.max_model_len,
         is_adapter: card.parent.is_some(),

@@ -11,7 +11,7 @@ use tokio::time::sleep;
 
 use crate::context::AttachContext;
 use crate::hello::PROTOCOL;
-use splitrail_fleet::Served;
+use splitrail_fleet::ServedModel;
 
 /// Pause before subscribing again.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -46,7 +46,7 @@ pub(super) async fn run(context: &AttachContext, broker: &Broker) {
 
 /// How this router hashes a model's blocks. The block size is 0 if it is that of the engines: a shim
 /// then hashes with its own engine's, and another one keeps no worker from attaching.
-pub(super) fn of(context: &AttachContext, served: &Served) -> v1::Welcome {
+pub(super) fn of(context: &AttachContext, served: &ServedModel) -> v1::Welcome {
     let interval = context.config.load_interval.as_millis();
     v1::Welcome {
         protocol: PROTOCOL,

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::diagnose::CanaryTokens;
 use super::prompt::{Prompt, messages};
-use crate::Served;
+use crate::ServedModel;
 use crate::Worker;
 use splitrail_api::Endpoint;
 use splitrail_api::error::ErrorKind;
@@ -33,7 +33,7 @@ pub(super) struct CanaryRefusal(pub(super) &'static str);
 /// # Errors
 /// If the engine cannot be asked now.
 pub(super) async fn tokens(
-    served: &Served,
+    served: &ServedModel,
     worker: &Arc<Worker>,
     prompt: &Prompt,
 ) -> Result<CanaryTokens, &'static str> {
@@ -64,7 +64,7 @@ pub(super) async fn tokens(
 
 /// Lets the engine serve the prompt, as a chat if possible.
 pub(super) async fn serve(
-    served: &Served,
+    served: &ServedModel,
     worker: &Arc<Worker>,
     prompt: &Prompt,
     adapter: Option<&str>,
@@ -103,7 +103,7 @@ pub(super) async fn serve(
 
 /// Sends one request; returns `None` if the engine rejects it.
 async fn post(
-    served: &Served,
+    served: &ServedModel,
     worker: &Arc<Worker>,
     shape: Shape,
     body: &Value,

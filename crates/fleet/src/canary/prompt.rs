@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 
 use super::diagnose::CanaryTokens;
-use crate::Served;
+use crate::ServedModel;
 use splitrail_api::text::random_id;
 use splitrail_prompt::compare::SAMPLE;
 use splitrail_prompt::{ChatRequestView, PromptError, PromptModel};
@@ -32,7 +32,7 @@ pub(super) struct Prompt {
 /// # Errors
 /// A short reason if the router cannot tokenise the prompt.
 pub(super) async fn make(
-    served: &Arc<Served>,
+    served: &Arc<ServedModel>,
     context_tokens: Option<u32>,
 ) -> Result<Prompt, &'static str> {
     let model = Arc::clone(served);

@@ -16,7 +16,7 @@ use std::time::Duration;
 use splitrail_telemetry::Metrics;
 
 use crate::Cluster;
-use crate::Served;
+use crate::ServedModel;
 use crate::Worker;
 use crate::models::{SharedParts, models};
 
@@ -24,7 +24,7 @@ use crate::models::{SharedParts, models};
 const BOUND: u64 = 16;
 
 /// A router with one model and one worker, whose engine may be running or not.
-fn cluster(kv_events: &str, kv_replay: &str) -> (Arc<Cluster>, Arc<Served>, Arc<Worker>) {
+fn cluster(kv_events: &str, kv_replay: &str) -> (Arc<Cluster>, Arc<ServedModel>, Arc<Worker>) {
     let yaml = format!(
         "limits: {{ index_blocks_per_worker_max: {BOUND} }}
 models:
@@ -50,7 +50,7 @@ models:
     (cluster, served, worker)
 }
 
-fn part(cluster: &Arc<Cluster>, served: &Served, worker: &Arc<Worker>) -> IndexPart {
+fn part(cluster: &Arc<Cluster>, served: &ServedModel, worker: &Arc<Worker>) -> IndexPart {
     let (cluster, pool) = (Arc::clone(cluster), Arc::clone(&served.pool));
     IndexPart::new(cluster, served.name().into(), pool, Arc::clone(worker), Some(0))
 }

@@ -10,7 +10,7 @@ use tokio::sync::{Mutex, mpsc};
 use tokio::task::JoinSet;
 
 use super::{Fleet, Member, Members};
-use crate::{Served, WorkerSource};
+use crate::{ServedModel, WorkerSource};
 
 /// A source that is followed. Dropping this ends its tasks.
 pub(super) struct FollowedSource {
@@ -29,7 +29,7 @@ impl Fleet {
     /// says how long addresses are kept that DNS no longer has. A source that takes the place of
     /// another one takes over its workers until it has a list of its own; the other sources that are
     /// no longer configured lose theirs.
-    pub(super) fn discover(&self, members: &mut Members, before: &Served) {
+    pub(super) fn discover(&self, members: &mut Members, before: &ServedModel) {
         let served = Arc::clone(&members.served);
         let moved = |source: WorkerSource| match source {
             WorkerSource::Shim | WorkerSource::Admin | WorkerSource::Config => Some(source),
@@ -80,7 +80,7 @@ impl Fleet {
         }
     }
 
-    fn follow_source(&self, served: &Served, discovery: &Discovery) -> Option<FollowedSource> {
+    fn follow_source(&self, served: &ServedModel, discovery: &Discovery) -> Option<FollowedSource> {
         let (model, metrics) = (served.name(), &self.cluster.metrics);
         let SourceFollower { found, task } =
             splitrail_discovery::follow(model, discovery, metrics)?;

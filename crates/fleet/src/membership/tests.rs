@@ -13,7 +13,7 @@ use super::*;
 use crate::models::{SharedParts, models};
 
 /// A configuration with one model.
-fn serving(model: &str, metrics: &Metrics, before: Option<&Serving>) -> Serving {
+fn serving(model: &str, metrics: &Metrics, before: Option<&ServedModels>) -> ServedModels {
     let yaml = format!(
         "models:
   - name: sim
@@ -26,12 +26,12 @@ fn serving(model: &str, metrics: &Metrics, before: Option<&Serving>) -> Serving 
     let loaded = splitrail_config::parse("test.yaml", &yaml, &std::env::temp_dir());
     let config = Arc::new(loaded.unwrap_or_else(|problems| panic!("{problems}")).config);
     let shared = SharedParts { memory: &Arc::default(), metrics };
-    Serving::new(models(&config, shared, before).unwrap(), config)
+    ServedModels::new(models(&config, shared, before).unwrap(), config)
 }
 
 fn fleet(model: &str) -> Arc<Fleet> {
     let metrics = Arc::new(Metrics::new().unwrap());
-    let Serving { models, config, .. } = serving(model, &metrics, None);
+    let ServedModels { models, config, .. } = serving(model, &metrics, None);
     Fleet::start(Arc::new(Cluster::new(models, config, metrics))).unwrap()
 }
 

@@ -10,7 +10,7 @@ use splitrail_telemetry::Metrics;
 use splitrail_workload::pins::{Pin, ReadablePin};
 
 use super::{PinPayload, ReadBack, release};
-use crate::{Served, Worker};
+use crate::{ServedModel, Worker};
 use splitrail_workload::Booking;
 
 /// The bound on a worker's pinned blocks if the engine does not report how many blocks it has.
@@ -35,7 +35,7 @@ pub struct NewPin {
 impl ReadBack {
     /// Remembers pinned KV. Releases pins that will not be read: this one if it cannot be, those
     /// that it supersedes, and the oldest ones beyond the bounds.
-    pub fn keep(served: &Arc<Served>, metrics: &Arc<Metrics>, new_pin: NewPin) {
+    pub fn keep(served: &Arc<ServedModel>, metrics: &Arc<Metrics>, new_pin: NewPin) {
         let NewPin { kv, holder, first_token, mut hashes, since } = new_pin;
         let block_size = served.pool.block_size();
         let is_exact = kv.check(block_size).is_ok();
@@ -62,7 +62,7 @@ impl ReadBack {
 
     /// Takes pinned KV, to be read by a prefill leg.
     pub fn take(
-        served: &Arc<Served>,
+        served: &Arc<ServedModel>,
         metrics: &Arc<Metrics>,
         found: ReadablePin,
     ) -> Option<PinReading> {
@@ -87,7 +87,7 @@ pub struct PinReading {
     _booking: Booking,
     pin: Option<Pin<PinPayload>>,
     send_state: Option<SendState>,
-    served: Arc<Served>,
+    served: Arc<ServedModel>,
     metrics: Arc<Metrics>,
 }
 
@@ -167,7 +167,7 @@ fn usable(pin: Duration) -> Duration {
 }
 
 /// The number of blocks that a worker may keep pinned.
-pub fn blocks_max(served: &Served, holder: &Worker) -> u64 {
+pub fn blocks_max(served: &ServedModel, holder: &Worker) -> u64 {
     let total = holder.load(Instant::now()).and_then(|load| load.total_blocks);
     let percent = u64::from(served.config.read_back_pinned_percent_max);
     total.map_or(UNKNOWN_BLOCKS_MAX, |blocks| blocks as u64 * percent / 100)

@@ -12,7 +12,7 @@ use splitrail_telemetry::Metrics;
 use splitrail_workload::pins::{Pin, PinEnd};
 
 use super::PinPayload;
-use crate::{Served, Serving, Worker};
+use crate::{ServedModel, ServedModels, Worker};
 use splitrail_api::Endpoint;
 use splitrail_config::model::{Model, PeerFetch};
 use tokio::task::JoinSet;
@@ -27,7 +27,7 @@ const AT_ONCE: usize = 32;
 
 /// Releases pins in the background, within the bound on such tasks.
 pub(super) fn release_in_background(
-    served: &Arc<Served>,
+    served: &Arc<ServedModel>,
     metrics: &Arc<Metrics>,
     pins: Vec<(Pin<PinPayload>, PinEnd)>,
 ) {
@@ -43,7 +43,7 @@ pub(super) fn release_in_background(
 
 /// Takes all pins of a model that must be released, because the router stops or the pool is replaced.
 /// No pin is added any more.
-pub(super) fn close(served: &Arc<Served>, metrics: &Arc<Metrics>) -> Vec<Release> {
+pub(super) fn close(served: &Arc<ServedModel>, metrics: &Arc<Metrics>) -> Vec<Release> {
     let pins = served.pool.read_back.store().close();
     let kept = pins.into_iter().filter_map(|(pin, why)| {
         count_end(served, metrics, why);
@@ -69,21 +69,21 @@ pub(super) async fn release_all(releases: Vec<Release>) {
 
 /// Releases the pins of all models, for a router that stops: side by side, since a prefill worker of
 /// one model that does not answer must not delay the others.
-pub async fn release_of(serving: &Serving, metrics: &Arc<Metrics>) {
+pub async fn release_of(serving: &ServedModels, metrics: &Arc<Metrics>) {
     let all = serving.models.iter().map(|served| release_all(close(served, metrics)));
     all.collect::<JoinSet<()>>().join_all().await;
 }
 
 /// The release of one pin. If it is dropped before it has ended, its blocks are left to the engine.
 pub(super) struct Release {
-    served: Arc<Served>,
+    served: Arc<ServedModel>,
     metrics: Arc<Metrics>,
     pin: Pin<PinPayload>,
     outcome: &'static str,
 }
 
 impl Release {
-    fn new(served: &Arc<Served>, metrics: &Arc<Metrics>, pin: Pin<PinPayload>) -> Self {
+    fn new(served: &Arc<ServedModel>, metrics: &Arc<Metrics>, pin: Pin<PinPayload>) -> Self {
         let (served, metrics) = (Arc::clone(served), Arc::clone(metrics));
         Self { served, metrics, pin, outcome: "left" }
     }
@@ -109,7 +109,7 @@ impl Drop for Release {
 }
 
 /// Whether another engine was made to release the pin; `None` if there is none to ask.
-async fn ask(served: &Arc<Served>, kept: &PinPayload) -> Option<bool> {
+async fn ask(served: &Arc<ServedModel>, kept: &PinPayload) -> Option<bool> {
     let worker = asked(served, &kept.holder)?;
     let params = kept.kv.release_json()?;
     let model = serde_json::to_string(served.name()).ok()?;
@@ -137,7 +137,7 @@ async fn ask(served: &Arc<Served>, kept: &PinPayload) -> Option<bool> {
 /// keeps the blocks itself, as after a peer fetch. Its engine needs the same flag, which all have if
 /// the model reads back, or did so until now; otherwise it must have shown it. Of the decode workers,
 /// those are asked first that have.
-fn asked(served: &Served, holder: &Worker) -> Option<Arc<Worker>> {
+fn asked(served: &ServedModel, holder: &Worker) -> Option<Arc<Worker>> {
     let roster = served.pool.roster();
     let Model { read_back, peer_fetch, .. } = served.config;
     let all_can = read_back || peer_fetch != PeerFetch::OneShot;
@@ -152,6 +152,6 @@ fn asked(served: &Served, holder: &Worker) -> Option<Arc<Worker>> {
     able.min_by_key(order).cloned()
 }
 
-fn count_end(served: &Served, metrics: &Metrics, why: PinEnd) {
+fn count_end(served: &ServedModel, metrics: &Metrics, why: PinEnd) {
     metrics.read_back_pins.with_label_values(&[served.name(), why.name()]).inc();
 }

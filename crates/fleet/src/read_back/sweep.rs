@@ -8,14 +8,14 @@ use splitrail_workload::pins::PinEnd;
 use tokio::time::MissedTickBehavior;
 
 use super::release::{self, close, release_all};
-use crate::Served;
+use crate::ServedModel;
 
 /// Interval at which pins that have ended, or whose worker is lost, are removed.
 const SWEEP: Duration = Duration::from_millis(500);
 
 /// Releases all pins of a pool that is served no more, in the background. Those that its last requests
 /// leave are released at once.
-pub(crate) fn stop(served: &Arc<Served>, metrics: &Arc<Metrics>) {
+pub(crate) fn stop(served: &Arc<ServedModel>, metrics: &Arc<Metrics>) {
     let releases = close(served, metrics);
     if !releases.is_empty() {
         let _runs = served.releases.run(release_all(releases));
@@ -23,7 +23,7 @@ pub(crate) fn stop(served: &Arc<Served>, metrics: &Arc<Metrics>) {
 }
 
 /// Removes pins that have ended and pins whose worker is lost, until the task is aborted.
-pub(crate) async fn run(served: Arc<Served>, metrics: Arc<Metrics>) {
+pub(crate) async fn run(served: Arc<ServedModel>, metrics: Arc<Metrics>) {
     let mut ticks = tokio::time::interval(SWEEP);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -32,7 +32,7 @@ pub(crate) async fn run(served: Arc<Served>, metrics: Arc<Metrics>) {
     }
 }
 
-fn sweep(served: &Arc<Served>, metrics: &Arc<Metrics>, now: Instant) {
+fn sweep(served: &Arc<ServedModel>, metrics: &Arc<Metrics>, now: Instant) {
     let is_on = served.config.read_back && !served.pool.read_back.is_distrusted();
     let roster = served.pool.roster();
     let is_gone = |holder, process, _| {

@@ -8,7 +8,7 @@ use splitrail_api::Endpoint;
 use splitrail_api::request::Options;
 use splitrail_config::model::PeerFetch;
 use splitrail_fleet::peer_fetch::has_room;
-use splitrail_fleet::{Roster, Served, Worker};
+use splitrail_fleet::{Roster, ServedModel, Worker};
 use splitrail_policy::{Candidate, FetchPlan, Leg, Source};
 use splitrail_workload::fetches::FetchBounds;
 
@@ -72,7 +72,7 @@ pub enum NoTransfer {
 
 /// A leg that computes its prompt, with the choice of its worker.
 pub(super) struct ChosenLeg<'a> {
-    pub(super) served: &'a Served,
+    pub(super) served: &'a ServedModel,
     pub(super) endpoint: Endpoint,
     pub(super) unit: &'a Unit,
     pub(super) options: Options,

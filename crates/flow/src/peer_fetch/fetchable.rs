@@ -6,12 +6,12 @@ use crate::read_back::reports_ids;
 use splitrail_api::Endpoint;
 use splitrail_api::request::Options;
 use splitrail_config::model::PeerFetch;
-use splitrail_fleet::Served;
+use splitrail_fleet::ServedModel;
 
 /// Whether a part of a prompt can be fetched: the router knows all of its tokens, without asking an
 /// engine for them, and the engine reads its cache for it.
 pub(crate) fn is_fetchable(
-    served: &Served,
+    served: &ServedModel,
     endpoint: Endpoint,
     unit: &Unit,
     options: Options,
@@ -35,7 +35,7 @@ pub(crate) fn may_fetch(prompt: PromptContext<'_>) -> bool {
 
 /// Whether a prefill leg of a prompt may take a prefix itself, on a worker that can: the router knows
 /// all tokens of the prompt, and the engine says in its reply which ones it has computed.
-pub(crate) fn may_take_prefix(served: &Served, endpoint: Endpoint, unit: &Unit) -> bool {
+pub(crate) fn may_take_prefix(served: &ServedModel, endpoint: Endpoint, unit: &Unit) -> bool {
     served.config.peer_fetch == PeerFetch::OneShot
         && reports_ids(endpoint)
         && unit.unknown.is_none()

@@ -8,10 +8,10 @@ use tokio::time::Instant as TokioInstant;
 use super::steps::GivenPrefix;
 use super::{Fetching, PeerFetchOutcome};
 use crate::kv_read::reading_body;
-use crate::place::Placed;
+use crate::place::PlacedLeg;
 use crate::prefill::{PrefillReply, send};
 use crate::read_back::{check_tokens, read_failed};
-use crate::staged::{HandOffSend, Prefilled};
+use crate::staged::{HandOffSend, PrefillResult};
 use splitrail_api::error::{Error, ErrorKind, Fault};
 use splitrail_engine_client::LegHeaders;
 use splitrail_fleet::Worker;
@@ -81,7 +81,7 @@ impl<'a> OneShot<'a> {
     pub(crate) async fn send(
         self,
         leg_headers: &LegHeaders,
-        placed: &Placed,
+        placed: &PlacedLeg,
     ) -> Result<PrefillReply, Error> {
         let Self { mut fetching, offer } = self;
         let OneShotHandOff { booking, source, given, params, tokens } = offer;
@@ -91,7 +91,7 @@ impl<'a> OneShot<'a> {
         let GivenPrefix { mut hand_off, recomputed_tokens, .. } = given;
         let spent = hand_off.spend();
         let (own, staged) = (leg_headers.clone(), Some(hand_off));
-        let prefilled = Prefilled { worker: source, leg_headers: own, staged };
+        let prefilled = PrefillResult { worker: source, leg_headers: own, staged };
         // Releases the hand-off if it is dropped before a byte of it was sent.
         let mut under_way = HandOffSend::new(Some(prefilled), spent, send_state);
         fetching.outcome = PeerFetchOutcome::Cancelled;

@@ -1,6 +1,5 @@
 //! The two requests of a peer fetch.
 
-use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -16,14 +15,14 @@ use crate::lease::Lease;
 use crate::legs;
 use crate::read_back::discard_whole;
 use crate::reply::choices::is_below_threshold;
-use crate::staged::{HandOffOrigin, HandOffSend, Prefilled, ReleaseRequest, Staged, leave};
+use crate::staged::{HandOffOrigin, HandOffSend, PrefillResult, ReleaseRequest, Staged, leave};
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::memory_budget::Charge;
 use splitrail_api::{Endpoint, JsonObject, Parts};
 use splitrail_config::model::GateKind;
 use splitrail_engine_client::{LegHeaders, Peer, RevocableBody, Shape};
 use splitrail_fleet::reply_check::check_source;
-use splitrail_fleet::{Served, Worker};
+use splitrail_fleet::{ServedModel, Worker};
 use splitrail_telemetry::Metrics;
 use splitrail_workload::Booking;
 use splitrail_workload::fetches::{FetchBooking, Prefix};
@@ -49,7 +48,7 @@ pub(crate) struct Steps<'a> {
 /// For what a prefix is fetched: a request of a client, or prewarming.
 pub(crate) struct Asker<'a> {
     /// The model.
-    pub(crate) served: &'a Arc<Served>,
+    pub(crate) served: &'a Arc<ServedModel>,
     /// The router's metrics.
     pub(crate) metrics: &'a Arc<Metrics>,
     /// A body whose namespace, and urgency, both requests of the fetch get.
@@ -211,7 +210,7 @@ impl<'a> Steps<'a> {
         let leg_headers = LegHeaders { rank, prefill_tokens: Some(0), ..leg_headers.clone() };
         let worker = Arc::clone(self.workers.source);
         let staged = Some(hand_off);
-        let prefilled = Prefilled { worker, leg_headers: leg_headers.clone(), staged };
+        let prefilled = PrefillResult { worker, leg_headers: leg_headers.clone(), staged };
         // Releases the hand-off if it is dropped before a byte of it was sent.
         let _under_way = HandOffSend::new(Some(prefilled), Some(params), send_state);
         let (reply, ..) = self.send(self.workers.fetcher, revocable.once(), &leg_headers).await?;
@@ -263,15 +262,8 @@ fn body(request: &JsonObject, ids: &[u32]) -> Result<JsonObject, Error> {
             body.set(key, raw);
         }
     }
-    let mut prompt = String::with_capacity(ids.len() * 7 + 2);
-    prompt.push('[');
-    for (at, id) in ids.iter().enumerate() {
-        let comma = if at == 0 { "" } else { "," };
-        // Writing to a string cannot fail.
-        let _ = write!(prompt, "{comma}{id}");
-    }
-    prompt.push(']');
-    body.set("prompt", prompt);
+    let unwritable = |error: serde_json::Error| Error::new(ErrorKind::Internal, error.to_string());
+    body.set("prompt", serde_json::to_string(ids).map_err(unwritable)?);
     body.set("temperature", "0");
     Ok(body)
 }

@@ -15,14 +15,14 @@ use futures_util::future::join_all;
 use splitrail_kv::{BlockHash, Chain};
 use tokio::time::timeout_at;
 
-use super::{Prepared, Preparer};
+use super::{PreparedRequest, Preparer};
 use crate::supporting_workers::{begin, end, endpoint_error, leg_for_endpoint};
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_config::model::{EngineTokenizer, TokenizerConfig};
 use splitrail_engine::vllm::tokenize::reply_ids;
-use splitrail_engine_client::{Late, LegHeaders, Shape};
-use splitrail_fleet::{Cluster, Served, Worker, excluded};
+use splitrail_engine_client::{LegHeaders, Shape, TimeoutError};
+use splitrail_fleet::{Cluster, ServedModel, Worker, excluded};
 use splitrail_policy::Leg;
 
 mod kept;
@@ -96,7 +96,7 @@ impl Drop for Place<'_> {
 impl EngineTokens {
     /// What is kept of a model. Models that are not served any more are forgotten when another one
     /// comes.
-    fn of(&self, cluster: &Cluster, served: &Served) -> Arc<ModelTokens> {
+    fn of(&self, cluster: &Cluster, served: &ServedModel) -> Arc<ModelTokens> {
         let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(model) = models.get(served.name()) {
             return Arc::clone(model);
@@ -114,7 +114,11 @@ impl ModelTokens {
 }
 
 /// Asks engines for the tokens of a request's prompts, and writes them into its units.
-pub(super) async fn ask(preparer: &Preparer, prepared: &mut Prepared, questions: Vec<Question>) {
+pub(super) async fn ask(
+    preparer: &Preparer,
+    prepared: &mut PreparedRequest,
+    questions: Vec<Question>,
+) {
     let TokenizerConfig::Engine(config) = &prepared.served.config.tokenizer else { return };
     let model = preparer.engine_tokens.of(&preparer.cluster, &prepared.served);
     let metrics = &preparer.cluster.metrics;
@@ -149,7 +153,7 @@ pub(super) async fn ask(preparer: &Preparer, prepared: &mut Prepared, questions:
 /// The tokens of one prompt and their source, or the reason why they are unknown.
 async fn one(
     preparer: &Preparer,
-    served: &Served,
+    served: &ServedModel,
     model: &ModelTokens,
     config: &EngineTokenizer,
     question: Question,
@@ -170,7 +174,7 @@ async fn one(
 }
 
 /// The engine whose turn it is, among those that are in service and have the endpoint.
-fn next_worker(served: &Served, model: &ModelTokens) -> Option<Arc<Worker>> {
+fn next_worker(served: &ServedModel, model: &ModelTokens) -> Option<Arc<Worker>> {
     let now = Instant::now();
     let (leg, lacking) = leg_for_endpoint(served, Endpoint::Tokenize, &[], now).ok()?;
     let roster = served.pool.roster();
@@ -187,7 +191,7 @@ fn next_worker(served: &Served, model: &ModelTokens) -> Option<Arc<Worker>> {
 /// Asks one engine.
 async fn send(
     preparer: &Preparer,
-    served: &Served,
+    served: &ServedModel,
     worker: &Arc<Worker>,
     timeout: Duration,
     question: Question,
@@ -202,7 +206,8 @@ async fn send(
         let response = client.post(worker, Shape::whole(ENDPOINT), body, &leg_headers).await?;
         client.whole(worker, response).await
     };
-    let late = |Late| Err(Error::new(ErrorKind::EngineTimeout, "tokenizer.timeout has passed"));
+    let late =
+        |TimeoutError| Err(Error::new(ErrorKind::EngineTimeout, "tokenizer.timeout has passed"));
     let deadline = tokio::time::Instant::now() + timeout;
     let reply = client.timers().bound(timeout, call).await.unwrap_or_else(late);
     let reply = reply.map_err(|error| endpoint_error(error, worker, ENDPOINT));

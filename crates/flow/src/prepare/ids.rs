@@ -10,7 +10,7 @@ use splitrail_api::Endpoint;
 use splitrail_api::error::Error;
 use splitrail_api::memory_budget::{self, Charge, Meter};
 use splitrail_api::request::prompt_again;
-use splitrail_fleet::Served;
+use splitrail_fleet::ServedModel;
 use splitrail_prompt::watch::{self, Watch};
 
 /// The token ids of a prompt.
@@ -26,7 +26,7 @@ impl Preparer {
     /// those that the prompt's blocks were computed from (a template that prints the time, say).
     pub(crate) async fn prompt_ids(
         self: &Arc<Self>,
-        served: &Arc<Served>,
+        served: &Arc<ServedModel>,
         endpoint: Endpoint,
         unit: &Unit,
     ) -> Option<PromptIds> {
@@ -43,7 +43,7 @@ impl Preparer {
 
 fn compute(
     preparer: &Preparer,
-    served: &Served,
+    served: &ServedModel,
     endpoint: Endpoint,
     unit: &Unit,
 ) -> Result<Option<PromptIds>, Error> {

@@ -10,7 +10,7 @@ use splitrail_api::JsonObject;
 use splitrail_api::error::Error;
 use splitrail_api::memory_budget::Allowance;
 use splitrail_api::request::Prompt;
-use splitrail_fleet::Served;
+use splitrail_fleet::ServedModel;
 use splitrail_prompt::template::rendered_max_bytes;
 use splitrail_prompt::{
     ChatRequestView, Extent, PromptError, engine_chat, messages, request, responses,
@@ -50,7 +50,7 @@ pub(super) enum Tokens {
 /// why they cannot; the router never guesses. Tenants whose chains have other roots share no cached text,
 /// as engines share no blocks between them.
 pub(super) fn tokenize(
-    served: &Served,
+    served: &ServedModel,
     body: &JsonObject,
     prompt: Prompt,
     bytes: usize,
@@ -125,7 +125,7 @@ pub(super) fn tokenize(
 }
 
 /// The token ids of a prompt that [`tokenize`] could tokenise by itself; `None` otherwise.
-pub(super) fn ids(served: &Served, body: &JsonObject, prompt: Prompt) -> Option<Vec<u32>> {
+pub(super) fn ids(served: &ServedModel, body: &JsonObject, prompt: Prompt) -> Option<Vec<u32>> {
     let model = served.prompt.as_deref();
     match prompt {
         Prompt::Opaque(_) => None,

@@ -8,7 +8,7 @@ use splitrail_kv::BlockHash;
 use crate::peer_fetch::{Asker, PeerFetchOutcome, Steps, Workers};
 use splitrail_api::JsonObject;
 use splitrail_engine_client::LegHeaders;
-use splitrail_fleet::{Served, Worker};
+use splitrail_fleet::{ServedModel, Worker};
 use splitrail_policy::nanoseconds;
 use splitrail_telemetry::Metrics;
 use splitrail_workload::costs::RankScope;
@@ -37,7 +37,7 @@ const TOKEN_BYTES: usize = 32;
 
 /// Counts how a fetch ends. One that is dropped before it has an outcome was cancelled.
 struct OutcomeCount<'a> {
-    served: &'a Served,
+    served: &'a ServedModel,
     metrics: &'a Metrics,
     outcome: PeerFetchOutcome,
 }
@@ -58,7 +58,7 @@ pub(super) struct EndedFetch {
 
 /// Fetches a prefix, and counts it.
 pub(super) async fn fetch(
-    served: Arc<Served>,
+    served: Arc<ServedModel>,
     metrics: Arc<Metrics>,
     plan: PrewarmFetch,
 ) -> PeerFetchOutcome {
@@ -69,7 +69,7 @@ pub(super) async fn fetch(
 }
 
 async fn run(
-    served: &Arc<Served>,
+    served: &Arc<ServedModel>,
     metrics: &Arc<Metrics>,
     plan: &PrewarmFetch,
 ) -> Result<PeerFetchOutcome, PeerFetchOutcome> {

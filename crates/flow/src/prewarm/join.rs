@@ -15,7 +15,7 @@ use super::fetch::{EndedFetch, PrewarmFetch};
 use crate::peer_fetch::PeerFetchOutcome;
 use splitrail_config::model::PrewarmConfig;
 use splitrail_fleet::peer_fetch::can_take;
-use splitrail_fleet::{Roster, Served, Worker};
+use splitrail_fleet::{Roster, ServedModel, Worker};
 use splitrail_policy::WorkerIndex;
 use splitrail_workload::costs::RankScope;
 use splitrail_workload::fetches::FetchBounds;
@@ -92,7 +92,7 @@ pub(super) struct Running {
 
 /// What all workers of a model that are prewarmed look at.
 pub(super) struct View<'a> {
-    pub(super) served: &'a Served,
+    pub(super) served: &'a ServedModel,
     pub(super) roster: &'a Roster,
     /// The bounds that leave a place to fetches for requests.
     pub(super) bounds: FetchBounds,
@@ -233,7 +233,7 @@ impl Join {
     }
 
     /// The number of blocks for which the worker's cache has room; any number if its size is unknown.
-    fn room_blocks(&self, worker: &Worker, served: &Served, now: Instant) -> usize {
+    fn room_blocks(&self, worker: &Worker, served: &ServedModel, now: Instant) -> usize {
         let Some(total) = worker.load(now).and_then(|load| load.total_blocks) else {
             return usize::MAX;
         };

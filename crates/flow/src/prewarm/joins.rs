@@ -15,7 +15,7 @@ use crate::peer_fetch::PeerFetchOutcome;
 use splitrail_config::model::PrewarmConfig;
 use splitrail_engine_client::Engine as _;
 use splitrail_fleet::state::WorkerState;
-use splitrail_fleet::{Pool, Roster, Served, Worker};
+use splitrail_fleet::{Pool, Roster, ServedModel, Worker};
 use splitrail_policy::{Leg, WorkerIndex};
 use splitrail_telemetry::Metrics;
 use splitrail_workload::fetches::FetchBounds;
@@ -50,7 +50,7 @@ struct PrefillWorker {
 
 impl Joins {
     /// The workers of a model. `fetched` is notified at the end of each fetch.
-    pub(super) fn new(served: &Served, fetched: &Arc<Notify>) -> Self {
+    pub(super) fn new(served: &ServedModel, fetched: &Arc<Notify>) -> Self {
         Self {
             model: served.name().to_owned(),
             pool: Arc::downgrade(&served.pool),
@@ -62,7 +62,7 @@ impl Joins {
     }
 
     /// Whether these are workers of the model's present pool.
-    pub(super) fn is_of(&self, served: &Served) -> bool {
+    pub(super) fn is_of(&self, served: &ServedModel) -> bool {
         std::ptr::eq(self.pool.as_ptr(), Arc::as_ptr(&served.pool))
     }
 
@@ -81,7 +81,7 @@ impl Joins {
 
     /// Takes over what has changed, and begins the fetches for which there is a place. Returns whether
     /// a worker is being prewarmed.
-    pub(super) async fn look(&mut self, served: &Arc<Served>, metrics: &Arc<Metrics>) -> bool {
+    pub(super) async fn look(&mut self, served: &Arc<ServedModel>, metrics: &Arc<Metrics>) -> bool {
         let (roster, now) = (served.pool.roster(), Instant::now());
         self.note_ended(served, metrics, now);
         self.note_workers(&roster, metrics, now);
@@ -101,7 +101,7 @@ impl Joins {
     }
 
     /// The hot prefixes, looked up off the reactor.
-    async fn hot(&mut self, served: &Arc<Served>, now: Instant) -> Arc<[HotHolders]> {
+    async fn hot(&mut self, served: &Arc<ServedModel>, now: Instant) -> Arc<[HotHolders]> {
         let recent = self.hot.as_ref().filter(|(at, _)| now < *at + HOT_AGE_MAX);
         if let Some((_, hot)) = recent {
             return Arc::clone(hot);
@@ -112,7 +112,12 @@ impl Joins {
         Arc::clone(&self.hot.insert((now, hot.into())).1)
     }
 
-    fn begin_fetches(&mut self, served: &Arc<Served>, metrics: &Arc<Metrics>, hot: &[HotHolders]) {
+    fn begin_fetches(
+        &mut self,
+        served: &Arc<ServedModel>,
+        metrics: &Arc<Metrics>,
+        hot: &[HotHolders],
+    ) {
         let (roster, now) = (served.pool.roster(), Instant::now());
         let Some(bounds) = served.pool.fetch_bounds() else { return };
         // Requests of clients find a place.
@@ -146,7 +151,7 @@ impl Joins {
     }
 
     /// Takes over the results of fetches that have ended.
-    fn note_ended(&mut self, served: &Served, metrics: &Metrics, now: Instant) {
+    fn note_ended(&mut self, served: &ServedModel, metrics: &Metrics, now: Instant) {
         let link_share = served.config.prewarm.link_share;
         while let Some(ended) = self.fetches.try_join_next_with_id() {
             let (id, ended) = match ended {
@@ -195,7 +200,7 @@ impl Joins {
     fn begin(
         &mut self,
         index: WorkerIndex,
-        served: &Arc<Served>,
+        served: &Arc<ServedModel>,
         metrics: &Arc<Metrics>,
         plan: PrewarmFetch,
     ) {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::context::PromptContext;
 use crate::peer_fetch::fetchable::is_fetchable;
-use splitrail_fleet::Served;
+use splitrail_fleet::ServedModel;
 use splitrail_kv::BlockHash;
 use splitrail_workload::hot::RecentPrompt;
 
@@ -61,7 +61,7 @@ pub(crate) fn remember(prompt: PromptContext<'_>) {
 }
 
 /// The token ids of the prompt with this first block are wanted, until it is dropped.
-struct LearningMark(Arc<Served>, BlockHash);
+struct LearningMark(Arc<ServedModel>, BlockHash);
 
 impl Drop for LearningMark {
     fn drop(&mut self) {

@@ -9,7 +9,7 @@ use splitrail_kv::Overlaps;
 use super::choose::{HeldPrefix, HotHolders, Sender, SenderLoad, Senders, is_needed_by_clients};
 use splitrail_fleet::peer_fetch::{can_send, is_able_to_send};
 use splitrail_fleet::ranks::rank_key;
-use splitrail_fleet::{Roster, Served};
+use splitrail_fleet::{Roster, ServedModel};
 use splitrail_policy::WorkerIndex;
 use splitrail_workload::costs::RankScope;
 use splitrail_workload::fetches::FetchBounds;
@@ -18,7 +18,7 @@ use splitrail_workload::fetches::FetchBounds;
 const PREFIXES_MAX: usize = 256;
 
 /// Looks up the hot prefixes of a model and who holds them. Takes some milliseconds if there are many.
-pub(super) fn look_up(served: &Served) -> Vec<HotHolders> {
+pub(super) fn look_up(served: &ServedModel) -> Vec<HotHolders> {
     let pool = &served.pool;
     let blocks_max = served.config.prewarm.tokens_max / pool.block_size().max(1);
     let mut overlaps = Overlaps::new();
@@ -37,7 +37,7 @@ pub(super) fn look_up(served: &Served) -> Vec<HotHolders> {
 /// Lists the workers and ranks that can send prefixes, now or later. `from` is the number of fetches
 /// of prewarming from each worker.
 pub(super) fn list_senders(
-    served: &Served,
+    served: &ServedModel,
     roster: &Roster,
     bounds: FetchBounds,
     from: &HashMap<WorkerIndex, u32>,

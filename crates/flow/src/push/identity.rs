@@ -9,7 +9,7 @@ use splitrail_engine::nixl_push::{PushEngine, PushReply};
 use splitrail_engine::vllm::hand_off_trial::prefill_body;
 use splitrail_engine::vllm::identity::TRIAL_PATH;
 use splitrail_engine_client::{Engine, NoReply, Question, random_request_id};
-use splitrail_fleet::{Served, Worker};
+use splitrail_fleet::{ServedModel, Worker};
 use tokio::time::{Instant, timeout};
 
 /// Maximum size of the reply to a question, in bytes.
@@ -38,7 +38,7 @@ pub(super) fn pinned_rank(worker: &Worker, chosen: Option<u16>) -> Result<Option
 /// # Errors
 /// The engine gives no identity, or one with a host that the router does not allow.
 pub(super) async fn engine(
-    served: &Served,
+    served: &ServedModel,
     worker: &Worker,
     rank: Option<u32>,
     patience: Duration,
@@ -101,7 +101,7 @@ enum NoIdentity {
 }
 
 async fn ask(
-    served: &Served,
+    served: &ServedModel,
     worker: &Worker,
     rank: Option<u32>,
     patience: Duration,

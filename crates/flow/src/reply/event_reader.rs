@@ -13,7 +13,7 @@ use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::memory_budget::{Charge, MemoryBudget, shed};
 use splitrail_engine::sse::{Piece, Splitter, SseError};
 use splitrail_engine_client::{
-    Broken, EngineBody, EngineClient, Proof, Response, Timer, too_large,
+    EngineBody, EngineClient, Proof, ReplyError, Response, Timer, too_large,
 };
 use splitrail_fleet::Worker;
 
@@ -150,10 +150,10 @@ impl EventReader {
                         self.charge_for_long()?;
                     }
                 }
-                Ok(Some(Err(Broken::Malformed(malformed)))) => {
+                Ok(Some(Err(ReplyError::Malformed(malformed)))) => {
                     return Err(Error::engine(self.worker.id(), &malformed.to_string()));
                 }
-                Ok(Some(Err(Broken::Closed)) | None) => {
+                Ok(Some(Err(ReplyError::Closed)) | None) => {
                     return Err(Error::engine(self.worker.id(), "broke off in mid-stream"));
                 }
             }

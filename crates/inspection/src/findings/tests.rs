@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::io::ErrorKind;
 
 use serde_json::{Value, json};
-use splitrail_engine::vllm::identity::{EventSource, ServedModel};
+use splitrail_engine::vllm::identity::{EngineModel, EventSource};
 use splitrail_prompt::compare::Difference;
 
 use super::*;
@@ -68,8 +68,8 @@ fn worker(id: &str, role: &str) -> WorkerFacts {
     facts
 }
 
-fn served(name: &str) -> ServedModel {
-    ServedModel { name: name.to_owned(), context_tokens: Some(2048), is_adapter: false }
+fn served(name: &str) -> EngineModel {
+    EngineModel { name: name.to_owned(), context_tokens: Some(2048), is_adapter: false }
 }
 
 fn differ(shape: Difference) -> TokensFact {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use splitrail_telemetry::trace_context::TraceContext;
 
 use super::stage::Stage;
-use super::trace::{HandOffSpan, Lap, Pick, TracedLeg};
+use super::trace::{HandOffSpan, Pick, StageSpan, TracedLeg};
 use super::{Cursor, Timeline};
 use crate::leg::LegKind;
 
@@ -53,7 +53,7 @@ impl PromptClock {
         }
         let prompt = self.prompt;
         if let Some(spans) = &mut state.spans {
-            spans.lap(Lap { prompt: Some(prompt), stage, begin, end });
+            spans.lap(StageSpan { prompt: Some(prompt), stage, begin, end });
             spans.hand_offs.extend(handed_over.map(|begin| HandOffSpan { prompt, begin, end }));
         }
         StageTime { stage: end - begin, hand_off }

@@ -109,7 +109,7 @@ proptest! {
         let spans = times.close(after(origin, 500)).unwrap_or_default();
         prop_assert_eq!(spans.laps.iter().map(|lap| lap.end - lap.begin).sum::<Duration>(), sum);
         for prompt in 0..3u32 {
-            let of_prompt = |lap: &&Lap| lap.prompt.is_none_or(|one| one == prompt);
+            let of_prompt = |lap: &&StageSpan| lap.prompt.is_none_or(|one| one == prompt);
             let mut at = Duration::ZERO;
             for lap in spans.laps.iter().filter(of_prompt) {
                 prop_assert_eq!(lap.begin, at);

@@ -27,7 +27,7 @@ pub struct RequestTrace {
 #[derive(Debug)]
 pub struct Spans {
     /// The stages. Those of one prompt follow each other without a gap.
-    pub laps: Vec<Lap>,
+    pub laps: Vec<StageSpan>,
     /// The choices of workers.
     pub picks: Vec<Pick>,
     /// The legs.
@@ -40,7 +40,7 @@ pub struct Spans {
 
 /// One stage of a prompt. Times are since the arrival of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lap {
+pub struct StageSpan {
     /// The position of the prompt among the prompts of the request; `None` if all share the stage.
     pub prompt: Option<u32>,
     /// The stage.
@@ -123,7 +123,7 @@ impl Default for Spans {
 }
 
 impl Spans {
-    pub(super) fn lap(&mut self, lap: Lap) {
+    pub(super) fn lap(&mut self, lap: StageSpan) {
         if self.laps.len() < KEPT_MAX {
             self.laps.push(lap);
         } else {

@@ -24,7 +24,7 @@ use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use splitrail_api::text::random_id;
 use splitrail_ledger::leg::LegKind;
 use splitrail_ledger::timeline::{
-    HandOffSpan, Lap, Pick, RequestTrace, ScoredCandidate, Spans, Stage, TracedLeg,
+    HandOffSpan, Pick, RequestTrace, ScoredCandidate, Spans, Stage, StageSpan, TracedLeg,
 };
 
 use super::otlp::{self, Head, Value, attribute, resource_attribute};
@@ -186,7 +186,7 @@ impl EndedTrace<'_> {
     }
 
     /// The hand-off that a stage is a part of.
-    fn hand_off_around(&self, lap: &Lap) -> Option<HandOffSpan> {
+    fn hand_off_around(&self, lap: &StageSpan) -> Option<HandOffSpan> {
         let holds = |one: &&HandOffSpan| {
             Some(one.prompt) == lap.prompt && one.begin <= lap.begin && lap.end <= one.end
         };
@@ -212,7 +212,7 @@ impl EndedTrace<'_> {
     }
 
     /// The span of a stage; `None` if another span is the same.
-    fn stage<'a>(&'a self, lap: &'a Lap) -> Option<InnerSpan<'a>> {
+    fn stage<'a>(&'a self, lap: &'a StageSpan) -> Option<InnerSpan<'a>> {
         let Spans { laps, picks, legs, .. } = self.spans;
         let hand_off = self.hand_off_around(lap);
         let mut below = InnerSpan {
@@ -256,7 +256,7 @@ impl EndedTrace<'_> {
     }
 
     /// Whether a stage is before the first token of the request.
-    fn is_before_reply(&self, lap: &Lap) -> bool {
+    fn is_before_reply(&self, lap: &StageSpan) -> bool {
         self.summary.ttft.is_some_and(|ttft| lap.end <= ttft)
     }
 
@@ -331,19 +331,19 @@ impl EndedTrace<'_> {
 }
 
 /// Whether a stage is the whole of a leg.
-fn is_whole(lap: &Lap, leg: &TracedLeg) -> bool {
+fn is_whole(lap: &StageSpan, leg: &TracedLeg) -> bool {
     Some(leg.prompt) == lap.prompt && leg.begin == lap.begin && leg.end == Some(lap.end)
 }
 
 /// Whether a choice follows the look-up of candidates immediately.
-fn picked(laps: &[Lap], matched: &Lap) -> bool {
-    let follows = |lap: &&Lap| lap.prompt == matched.prompt && lap.begin == matched.end;
+fn picked(laps: &[StageSpan], matched: &StageSpan) -> bool {
+    let follows = |lap: &&StageSpan| lap.prompt == matched.prompt && lap.begin == matched.end;
     laps.iter().find(follows).is_some_and(|lap| lap.stage == Stage::Pick)
 }
 
 /// The look-up of candidates immediately before a choice.
-fn matched<'a>(laps: &'a [Lap], pick: &Lap) -> Option<&'a Lap> {
-    let precedes = |lap: &&Lap| lap.prompt == pick.prompt && lap.end == pick.begin;
+fn matched<'a>(laps: &'a [StageSpan], pick: &StageSpan) -> Option<&'a StageSpan> {
+    let precedes = |lap: &&StageSpan| lap.prompt == pick.prompt && lap.end == pick.begin;
     laps.iter().rfind(precedes).filter(|lap| lap.stage == Stage::Match)
 }
 

@@ -3,7 +3,7 @@
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::tls::{TlsClient, ask};
 
-use super::support::{Secured, put, tls_in};
+use super::support::{SecureCluster, put, tls_in};
 
 const EXPIRES: &str = "splitrail_certificate_expires_timestamp_seconds";
 
@@ -11,7 +11,7 @@ const EXPIRES: &str = "splitrail_certificate_expires_timestamp_seconds";
 async fn a_new_certificate_is_used_for_new_connections_and_open_ones_go_on() {
     let folder = tempfile::tempdir().unwrap();
     put(folder.path(), "router");
-    let router = Secured::start(&tls_in(folder.path())).await;
+    let router = SecureCluster::start(&tls_in(folder.path())).await;
     let address = router.running.addresses().http;
     let before = TlsClient::default();
     let after = TlsClient { authority: "clients/ca", ..before };
@@ -41,7 +41,7 @@ async fn a_new_certificate_is_used_for_new_connections_and_open_ones_go_on() {
 async fn a_broken_file_leaves_the_previous_certificate_in_use() {
     let folder = tempfile::tempdir().unwrap();
     put(folder.path(), "router");
-    let router = Secured::start(&tls_in(folder.path())).await;
+    let router = SecureCluster::start(&tls_in(folder.path())).await;
     let address = router.running.addresses().http;
     let client = TlsClient::default();
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();

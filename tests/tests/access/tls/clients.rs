@@ -3,7 +3,7 @@
 use rustls::AlertDescription;
 use splitrail_tests::tls::{EACH_VERSION, Exchanged, TlsClient};
 
-use super::support::{ROUTER, Secured, whole_or_events};
+use super::support::{ROUTER, SecureCluster, whole_or_events};
 
 const CA: &str = "client_ca: clients/ca.pem";
 
@@ -13,7 +13,8 @@ fn is_served(reply: &Exchanged) -> bool {
 
 #[tokio::test]
 async fn required_certificates_must_be_of_the_authority() {
-    let router = Secured::start(&format!("{ROUTER}, {CA}, client_certificates: required")).await;
+    let router =
+        SecureCluster::start(&format!("{ROUTER}, {CA}, client_certificates: required")).await;
     let mut refused = 0;
     for versions in EACH_VERSION {
         let client = |identity| TlsClient { identity, versions, ..TlsClient::default() };
@@ -35,7 +36,8 @@ async fn required_certificates_must_be_of_the_authority() {
 
 #[tokio::test]
 async fn a_foreign_certificate_is_refused_even_if_certificates_are_optional() {
-    let router = Secured::start(&format!("{ROUTER}, {CA}, client_certificates: optional")).await;
+    let router =
+        SecureCluster::start(&format!("{ROUTER}, {CA}, client_certificates: optional")).await;
     for (identity, expected) in
         [(None, true), (Some("clients/acme"), true), (Some("stranger"), false)]
     {
@@ -47,10 +49,10 @@ async fn a_foreign_certificate_is_refused_even_if_certificates_are_optional() {
 #[tokio::test]
 async fn certificates_are_required_unless_other_credentials_are_configured() {
     let tls = format!("{ROUTER}, {CA}");
-    let router = Secured::start(&tls).await;
+    let router = SecureCluster::start(&tls).await;
     assert!(!is_served(&router.complete(TlsClient::default()).await));
     let auth = "auth: [{ kind: client_certificate, tenant: san_uri }]";
-    let router = Secured::start_with(&tls, "{}", auth, whole_or_events).await;
+    let router = SecureCluster::start_with(&tls, "{}", auth, whole_or_events).await;
     let reply = router.complete(TlsClient::default()).await;
     assert!(reply.error.is_none() && reply.text().starts_with("HTTP/1.1 "), "{reply:?}");
 }

@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
-use super::support::{ROUTER, Secured, whole_or_events};
+use super::support::{ROUTER, SecureCluster, whole_or_events};
 
 /// Pause between two bytes of a slow handshake.
 const DRIP: Duration = Duration::from_millis(100);
@@ -38,7 +38,7 @@ async fn ends(socket: &mut TcpStream) -> Vec<u8> {
 async fn slow_handshakes_are_closed_after_the_header_timeout_and_others_are_served() {
     const CLIENTS: usize = 60;
     let limits = "{ header_timeout: 5s }";
-    let router = Secured::start_with(ROUTER, limits, "", whole_or_events).await;
+    let router = SecureCluster::start_with(ROUTER, limits, "", whole_or_events).await;
     let address = router.running.addresses().http;
     let mut kept = TlsClient::default().connect(address).await.unwrap();
     assert_eq!(ask(&mut kept, "/health").await, 200);
@@ -80,7 +80,7 @@ async fn slow_handshakes_are_closed_after_the_header_timeout_and_others_are_serv
 #[tokio::test]
 async fn a_client_without_a_request_is_closed_after_its_handshake() {
     let limits = "{ header_timeout: 3s }";
-    let router = Secured::start_with(ROUTER, limits, "", whole_or_events).await;
+    let router = SecureCluster::start_with(ROUTER, limits, "", whole_or_events).await;
     let mut stream = TlsClient::default().connect(router.running.addresses().http).await.unwrap();
     let mut bytes = Vec::new();
     let _end = stream.read_to_end(&mut bytes).await;
@@ -90,7 +90,7 @@ async fn a_client_without_a_request_is_closed_after_its_handshake() {
 
 #[tokio::test]
 async fn garbage_is_answered_with_an_alert_and_counted() {
-    let router = Secured::start(ROUTER).await;
+    let router = SecureCluster::start(ROUTER).await;
     let address = router.running.addresses().http;
     let mut damaged = client_hello();
     damaged.iter_mut().skip(9).step_by(3).for_each(|byte| *byte ^= 0x55);
@@ -115,7 +115,7 @@ async fn garbage_is_answered_with_an_alert_and_counted() {
 
 #[tokio::test]
 async fn damaged_bytes_after_the_handshake_end_the_connection() {
-    let router = Secured::start(ROUTER).await;
+    let router = SecureCluster::start(ROUTER).await;
     let mut stream = TlsClient::default().connect(router.running.addresses().http).await.unwrap();
     assert_eq!(ask(&mut stream, "/health").await, 200);
     let record = [&[23, 3, 3, 0, 40][..], &[7; 40]].concat();
@@ -128,7 +128,7 @@ async fn damaged_bytes_after_the_handshake_end_the_connection() {
 
 #[tokio::test]
 async fn a_client_that_distrusts_the_certificate_is_counted() {
-    let router = Secured::start(ROUTER).await;
+    let router = SecureCluster::start(ROUTER).await;
     let client = TlsClient { authority: "clients/ca", ..TlsClient::default() };
     let reply = router.complete(client).await;
     assert!(reply.error.unwrap().to_string().contains("UnknownIssuer"));

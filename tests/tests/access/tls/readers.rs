@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
-use super::support::{ROUTER, Secured, completion, completion_of};
+use super::support::{ROUTER, SecureCluster, completion, completion_of};
 
 const ANSWER_BYTES: usize = 4 << 20;
 
@@ -20,7 +20,7 @@ const ANSWER_BYTES: usize = 4 << 20;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Sends a request on a connection whose client has little room for what it does not read.
-async fn narrow(router: &Secured, request: &[u8]) -> TlsStream<TcpStream> {
+async fn narrow(router: &SecureCluster, request: &[u8]) -> TlsStream<TcpStream> {
     let socket = connect_narrow(router.running.addresses().http).await;
     let mut stream = over(socket, TlsClient::default().config().into()).await.unwrap();
     stream.write_all(request).await.unwrap();
@@ -28,9 +28,9 @@ async fn narrow(router: &Secured, request: &[u8]) -> TlsStream<TcpStream> {
     stream
 }
 
-async fn with_answers_of(bytes: usize, limits: &str) -> Secured {
+async fn with_answers_of(bytes: usize, limits: &str) -> SecureCluster {
     let text = "y".repeat(bytes);
-    Secured::start_with(ROUTER, limits, "", move |_| answer_of(&text)).await
+    SecureCluster::start_with(ROUTER, limits, "", move |_| answer_of(&text)).await
 }
 
 /// Of some replies, the rest is in the TLS library's own buffer of 64 KiB: the lengths differ by
@@ -39,7 +39,7 @@ async fn with_answers_of(bytes: usize, limits: &str) -> Secured {
 async fn clients_that_do_not_read_are_disconnected_however_long_their_replies_are() {
     const STEP_BYTES: usize = 40 << 10;
     let limits = "{ write_stall: 500ms, idle_timeout: 600s }";
-    let router = Secured::start_with(ROUTER, limits, "", |heard| {
+    let router = SecureCluster::start_with(ROUTER, limits, "", |heard| {
         let body: Value = serde_json::from_str(&heard.text()).unwrap();
         let steps: usize = body["prompt"].as_str().unwrap().parse().unwrap();
         answer_of(&"y".repeat(steps * STEP_BYTES))
@@ -74,7 +74,7 @@ async fn a_stream_whose_client_does_not_read_is_ended() {
         }
     };
     let limits = "{ write_stall: 500ms, idle_timeout: 600s }";
-    let router = Secured::start_with(ROUTER, limits, "", endless).await;
+    let router = SecureCluster::start_with(ROUTER, limits, "", endless).await;
     let silent = narrow(&router, &completion(true)).await;
     router.until_cut("write_stall", 1).await;
     eventually("the engine is not read any more", async || router.post.open() == 0).await;

@@ -17,7 +17,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint};
 
-use super::support::{COMPLETIONS, ROUTER, Secured, completion, run, whole_or_events, yaml};
+use super::support::{COMPLETIONS, ROUTER, SecureCluster, completion, run, whole_or_events, yaml};
 
 const H1: TlsClient<'_> =
     TlsClient { authority: "ca", identity: None, protocols: &["http/1.1"], versions: &[&TLS13] };
@@ -25,7 +25,7 @@ const H2: TlsClient<'_> = TlsClient { protocols: &["h2", "http/1.1"], ..H1 };
 
 #[tokio::test]
 async fn http1_is_served_over_tls_and_ends_with_close_notify() {
-    let router = Secured::start(ROUTER).await;
+    let router = SecureCluster::start(ROUTER).await;
     for versions in EACH_VERSION {
         for protocols in [&[][..], &["http/1.1"], &["h3", "http/1.1"]] {
             let client = TlsClient { protocols, versions, ..TlsClient::default() };
@@ -42,7 +42,7 @@ async fn http1_is_served_over_tls_and_ends_with_close_notify() {
 
 #[tokio::test]
 async fn http2_is_preferred_where_the_client_offers_it() {
-    let router = Secured::start(ROUTER).await;
+    let router = SecureCluster::start(ROUTER).await;
     let stream = H2.connect(router.running.addresses().http).await.unwrap();
     assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
     let (mut sender, connection) =
@@ -65,7 +65,7 @@ async fn http2_is_preferred_where_the_client_offers_it() {
 
 #[tokio::test]
 async fn grpc_is_served_over_tls_by_http2_only() {
-    let router = Secured::start(ROUTER).await;
+    let router = SecureCluster::start(ROUTER).await;
     let address = router.running.addresses().grpc.unwrap();
     let authority = std::fs::read(fixture("ca.pem")).unwrap();
     let tls = ClientTlsConfig::new()
@@ -73,10 +73,10 @@ async fn grpc_is_served_over_tls_by_http2_only() {
         .domain_name("localhost");
     let endpoint = Endpoint::from_shared(format!("https://{address}")).unwrap();
     let channel = endpoint.tls_config(tls).unwrap().connect().await.unwrap();
-    let mut door = FrontDoorServiceClient::new(channel);
-    let models = door.list_models(v1::ListModelsRequest {}).await.unwrap().into_inner();
+    let mut client = FrontDoorServiceClient::new(channel);
+    let models = client.list_models(v1::ListModelsRequest {}).await.unwrap().into_inner();
     assert_eq!(models.models.len(), 1);
-    let mut events = door.generate(text_request("a", "")).await.unwrap().into_inner();
+    let mut events = client.generate(text_request("a", "")).await.unwrap().into_inner();
     let mut count = 0;
     while events.message().await.unwrap().is_some() {
         count += 1;
@@ -89,7 +89,7 @@ async fn grpc_is_served_over_tls_by_http2_only() {
 
 #[tokio::test]
 async fn a_plain_request_to_a_tls_port_gets_an_explanation() {
-    let router = Secured::start(ROUTER).await;
+    let router = SecureCluster::start(ROUTER).await;
     let address = router.running.addresses().http;
     for request in [completion(false), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec()] {
         let reply = raw::exchange(address, &request).await.expect("a reply");
@@ -102,7 +102,7 @@ async fn a_plain_request_to_a_tls_port_gets_an_explanation() {
 
 #[tokio::test]
 async fn a_listener_may_speak_both_for_a_migration() {
-    let router = Secured::start(&format!("{ROUTER}, plain_text: true")).await;
+    let router = SecureCluster::start(&format!("{ROUTER}, plain_text: true")).await;
     let address = router.running.addresses().http;
     let reply = router.complete(TlsClient::default()).await;
     assert!(reply.error.is_none() && reply.text().contains("\"ok\""), "{reply:?}");
@@ -135,7 +135,7 @@ async fn the_admin_listener_speaks_tls() {
 
 #[tokio::test]
 async fn sessions_are_resumed_and_early_data_is_not_accepted() {
-    let router = Secured::start(ROUTER).await;
+    let router = SecureCluster::start(ROUTER).await;
     let address = router.running.addresses().http;
     for versions in EACH_VERSION {
         let mut config = TlsClient { versions, ..TlsClient::default() }.config();
@@ -160,7 +160,7 @@ async fn sessions_are_resumed_and_early_data_is_not_accepted() {
 #[tokio::test]
 async fn a_drain_completes_replies_and_closes_idle_connections_properly() {
     let limits = "{ drain_delay: 10ms, drain_grace: 60s }";
-    let router = Secured::start_with(ROUTER, limits, "", |heard| {
+    let router = SecureCluster::start_with(ROUTER, limits, "", |heard| {
         if !heard.text().contains("\"stream\":true") {
             return whole_or_events(heard);
         }
@@ -187,7 +187,7 @@ async fn a_drain_completes_replies_and_closes_idle_connections_properly() {
             .any(splitrail_tests::scripted_server::ReceivedRequest::is_inference)
     })
     .await;
-    let Secured { running, post, .. } = router;
+    let SecureCluster { running, post, .. } = router;
     let mut draining = JoinSet::new();
     draining.spawn(running.drain());
     for stream in [silent, idle] {

@@ -22,14 +22,14 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) const ROUTER: &str = "cert: router.pem, key: router.key";
 
 /// A router and its engine.
-pub(crate) struct Secured {
+pub(crate) struct SecureCluster {
     pub(crate) running: Running,
     pub(crate) post: ScriptedServer,
     /// A client of the admin listener, which has no TLS unless the test says so.
     admin: Client,
 }
 
-impl Secured {
+impl SecureCluster {
     /// Starts a router whose HTTP and gRPC listeners have this `tls`, with an engine that answers
     /// `ok`.
     pub(crate) async fn start(tls: &str) -> Self {

@@ -9,12 +9,12 @@ fn explain_request(subject: Subject) -> v1::ExplainRequest {
 #[tokio::test]
 async fn explain_is_refused_until_an_operator_allows_it() {
     let cluster = Cluster::start(Spec::default()).await;
-    let mut door = door(&cluster).await;
+    let mut client = client(&cluster).await;
     for subject in [
         Subject::RequestId("anybody's".into()),
         Subject::Request(generate(Prompt::Text(words(40, "x")))),
     ] {
-        let status = door.explain(explain_request(subject)).await.unwrap_err();
+        let status = client.explain(explain_request(subject)).await.unwrap_err();
         assert_eq!(status.code(), Code::PermissionDenied);
         assert!(status.message().contains("listen.grpc_explain"), "{status:?}");
     }
@@ -37,14 +37,14 @@ fn without_ages(mut told: Value) -> Value {
 async fn explain_says_what_the_admin_listener_says() {
     let spec = Spec { prefill: 1, decode: 1, grpc_explain: true, ..Spec::default() };
     let cluster = Cluster::start(spec).await;
-    let mut door = door(&cluster).await;
+    let mut client = client(&cluster).await;
     let prompt = words(40, "secret");
     let mut request = generate(Prompt::Text(prompt.clone()));
     request.request_id = "ask-me".into();
-    answer(&mut door, request.clone()).await.unwrap();
+    answer(&mut client, request.clone()).await.unwrap();
     cluster.settle().await;
     let mut told = async |subject| {
-        let told = door.explain(explain_request(subject)).await?.into_inner().explanation_json;
+        let told = client.explain(explain_request(subject)).await?.into_inner().explanation_json;
         assert!(!told.contains("secret"), "{told}");
         Ok::<Value, Status>(serde_json::from_str(&told).unwrap())
     };
@@ -61,9 +61,9 @@ async fn explain_says_what_the_admin_listener_says() {
     let unknown = told(Subject::RequestId("nobody's".into())).await.unwrap_err();
     assert_eq!(unknown.code(), Code::NotFound);
     assert!(unknown.message().contains("limits.decisions_kept"));
-    let nothing = door.explain(v1::ExplainRequest { subject: None }).await.unwrap_err();
+    let nothing = client.explain(v1::ExplainRequest { subject: None }).await.unwrap_err();
     assert_eq!(nothing.code(), Code::InvalidArgument);
     let bad = v1::GenerateRequest { model: "other".into(), ..generate(Prompt::Text("x".into())) };
-    let bad = door.explain(explain_request(Subject::Request(bad))).await.unwrap_err();
+    let bad = client.explain(explain_request(Subject::Request(bad))).await.unwrap_err();
     assert_eq!(bad.code(), Code::NotFound);
 }

@@ -6,7 +6,7 @@ use splitrail_proto::v1::generate_request::Prompt;
 use splitrail_tests::raw_engine::{RawEngine, Turn, reply};
 use splitrail_tests::{Cluster, Spec};
 
-use super::{answer, door, generate, words};
+use super::{answer, client, generate, words};
 
 /// The answer of an engine whose stream ends with this usage, after as many running totals as it has
 /// parts.
@@ -32,8 +32,8 @@ async fn answered(last: &'static str) -> Result<super::Answer, tonic::Status> {
     let worker = format!("{{ id: a, role: both, url: \"{}\", kv_events: none }}", engine.url());
     let spec = Spec { extra_workers: vec![worker], ..Spec::aggregated(0) };
     let cluster = Cluster::start(spec).await;
-    let mut door = door(&cluster).await;
-    answer(&mut door, generate(Prompt::Text(words(3, "a")))).await
+    let mut client = client(&cluster).await;
+    answer(&mut client, generate(Prompt::Text(words(3, "a")))).await
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use splitrail_tests::{Cluster, Spec};
 use tonic::Code;
 use tonic::transport::Endpoint;
 
-use super::support::{attach, door, held, is_believed, router, served, worker};
+use super::support::{attach, fleet_address, held, is_believed, router, served, worker};
 
 const URL: &str = "http://127.0.0.1:9";
 
@@ -25,11 +25,12 @@ async fn one_shim_cannot_attach_the_worker_of_another() {
         instance_secret: b"the secret of another process".to_vec(),
         ..hello("s0", "http://127.0.0.1:8")
     };
-    let refused = Shim::attach(door(&router), thief.clone()).await.err().expect("it is refused");
+    let refused =
+        Shim::attach(fleet_address(&router), thief.clone()).await.err().expect("it is refused");
     assert_eq!(refused.code(), Code::AlreadyExists);
     // Nor by another name for the same address.
     let other = v1::Hello { worker_id: "a0".into(), url: URL.into(), ..thief.clone() };
-    let refused = Shim::attach(door(&router), other).await.err().expect("it is refused");
+    let refused = Shim::attach(fleet_address(&router), other).await.err().expect("it is refused");
     assert_eq!(refused.code(), Code::AlreadyExists);
     shim.stored(2, [4]).await;
     shim.acked(2).await;
@@ -53,12 +54,13 @@ async fn a_newer_stream_of_the_same_shim_takes_over() {
         mirror_id: "second".into(),
         ..hello("s0", URL)
     };
-    let refused = Shim::attach(door(&router), again.clone()).await.err().expect("it is refused");
+    let refused =
+        Shim::attach(fleet_address(&router), again.clone()).await.err().expect("it is refused");
     assert_eq!(refused.code(), Code::AlreadyExists, "the stream before is open");
     drop(newer);
     let mut third = None;
     eventually("it attaches once that stream has ended", async || {
-        third = Shim::attach(door(&router), again.clone()).await.ok();
+        third = Shim::attach(fleet_address(&router), again.clone()).await.ok();
         third.is_some()
     })
     .await;
@@ -73,7 +75,7 @@ async fn a_newer_stream_of_the_same_shim_takes_over() {
 async fn invalid_or_unserved_attachments_are_refused() {
     let router = router("").await;
     let refused = async |hello: v1::Hello| {
-        let attached = Shim::attach(door(&router), hello).await;
+        let attached = Shim::attach(fleet_address(&router), hello).await;
         attached.err().expect("it is refused").code()
     };
     let good = hello("s0", URL);
@@ -103,7 +105,7 @@ async fn invalid_or_unserved_attachments_are_refused() {
 async fn workers_outside_the_allowed_networks_cannot_attach() {
     let router = router("fleet: { networks: [127.0.0.0/8, 0.0.0.0/0] }").await;
     for url in ["http://169.254.169.254:80", "http://[fe80::1]:80", "http://0.0.0.0:80"] {
-        let refused = Shim::attach(door(&router), hello("s0", url)).await;
+        let refused = Shim::attach(fleet_address(&router), hello("s0", url)).await;
         assert_eq!(refused.err().expect("it is refused").code(), Code::PermissionDenied, "{url}");
     }
     let capabilities = v1::Capabilities {
@@ -111,7 +113,7 @@ async fn workers_outside_the_allowed_networks_cannot_attach() {
         ..v1::Capabilities::default()
     };
     let beside = v1::Hello { capabilities: Some(capabilities), ..hello("s0", URL) };
-    let refused = Shim::attach(door(&router), beside).await;
+    let refused = Shim::attach(fleet_address(&router), beside).await;
     assert_eq!(refused.err().expect("it is refused").code(), Code::PermissionDenied);
     assert!(worker(&router, "s0").is_none());
     attach(&router, hello("s0", "http://localhost:9")).await;
@@ -123,7 +125,8 @@ async fn only_who_has_a_token_may_attach() {
     let path = folder.path().join("tokens");
     std::fs::write(&path, "first\nsecond\n").expect("a file");
     let router = router(&format!("fleet: {{ token: {{ kind: file, path: {path:?} }} }}")).await;
-    let endpoint = Endpoint::from_shared(format!("http://{}", door(&router))).expect("an address");
+    let endpoint =
+        Endpoint::from_shared(format!("http://{}", fleet_address(&router))).expect("an address");
     let attach = async |token: Option<&str>| {
         let attached = Shim::attach_over(endpoint.connect_lazy(), token, hello("s0", URL)).await;
         attached.map(|shim| shim.welcome.model).map_err(|status| status.code())

@@ -10,7 +10,7 @@ use splitrail_tests::tls::expiring::ExpiringIdentity;
 use tonic::Code;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
-use super::support::{door, router};
+use super::support::{fleet_address, router};
 
 fn fixture(name: &str) -> String {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/tls");
@@ -39,7 +39,8 @@ fn channel(router: &Cluster, identity: Option<&str>) -> Channel {
         let (cert, key) = (pem(&format!("{name}.pem")), pem(&format!("{name}.key")));
         tls = tls.identity(Identity::from_pem(cert, key));
     }
-    let endpoint = Endpoint::from_shared(format!("https://{}", door(router))).expect("an address");
+    let endpoint =
+        Endpoint::from_shared(format!("https://{}", fleet_address(router))).expect("an address");
     endpoint.tls_config(tls).expect("a configuration").connect_lazy()
 }
 
@@ -49,7 +50,7 @@ async fn shims_see_the_routers_certificate() {
     let hello = hello("s0", "http://127.0.0.1:9");
     let shim = Shim::attach_over(channel(&router, None), None, hello.clone()).await;
     assert_eq!(shim.expect("it may attach").welcome.model, "sim");
-    assert!(Shim::attach(door(&router), hello).await.is_err(), "plain text is not spoken");
+    assert!(Shim::attach(fleet_address(&router), hello).await.is_err(), "plain text is not spoken");
 }
 
 #[tokio::test]

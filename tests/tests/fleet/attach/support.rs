@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use splitrail_fleet::Served;
+use splitrail_fleet::ServedModel;
 use splitrail_fleet::Worker;
 use splitrail_fleet::ranks::rank_key;
 use splitrail_proto::v1;
@@ -23,12 +23,12 @@ pub(crate) async fn router_with(top: &str, limits: &'static str) -> Cluster {
 }
 
 /// Where shims attach.
-pub(crate) fn door(cluster: &Cluster) -> SocketAddr {
+pub(crate) fn fleet_address(cluster: &Cluster) -> SocketAddr {
     cluster.running.addresses().fleet.expect("a fleet listener")
 }
 
 /// The only model.
-pub(crate) fn served(cluster: &Cluster) -> Arc<Served> {
+pub(crate) fn served(cluster: &Cluster) -> Arc<ServedModel> {
     Arc::clone(&cluster.running.core().serving().models[0])
 }
 
@@ -58,5 +58,5 @@ pub(crate) fn is_believed(cluster: &Cluster, id: &str) -> bool {
 
 /// Attaches, and fails if that is refused.
 pub(crate) async fn attach(cluster: &Cluster, hello: v1::Hello) -> Shim {
-    Shim::attach(door(cluster), hello).await.expect("it may attach")
+    Shim::attach(fleet_address(cluster), hello).await.expect("it may attach")
 }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use splitrail_proto::v1;
 use splitrail_proto::v1::generate_response::Event;
 use splitrail_tests::client::{streamed_text, whole_text};
-use splitrail_tests::grpc::{front_door, text_request};
+use splitrail_tests::grpc::{grpc_client, text_request};
 use splitrail_tests::trial::{CHAT, COMPLETIONS, Reference, prompt};
 use splitrail_tests::{Reply, Spec, Trial};
 
@@ -124,18 +124,18 @@ async fn streamed_only(trial: &mut Trial, path: &str, body: &Value) -> Vec<Value
 }
 
 #[tokio::test]
-async fn the_grpc_door_takes_the_same_wishes() {
+async fn grpc_takes_the_same_options() {
     let model = "request_flows: [decode_only]\ngate: { kind: engine, index_first: false }";
     let spec = Spec { prefill: 1, decode: 1, model: model.into(), ..Spec::default() };
     let trial = Trial::start(spec).await;
-    let mut door = front_door(trial.cluster.running.addresses().grpc.unwrap());
+    let mut client = grpc_client(trial.cluster.running.addresses().grpc.unwrap());
     let message = v1::GenerateRequest {
         cache_hit_threshold: Some(0.5),
         ..text_request(&prompt(30, "grpc"), "")
     };
     let mut request = tonic::Request::new(message.clone());
     request.metadata_mut().insert(FLOW, "decode_only".parse().unwrap());
-    let mut stream = door.generate(request).await.unwrap().into_inner();
+    let mut stream = client.generate(request).await.unwrap().into_inner();
     let mut events = Vec::new();
     while let Some(response) = stream.message().await.unwrap() {
         events.extend(response.event);
@@ -149,7 +149,7 @@ async fn the_grpc_door_takes_the_same_wishes() {
     assert_eq!((usage.completion_tokens, usage.cached_tokens), (0, Some(0)));
     let mut refused = tonic::Request::new(message);
     refused.metadata_mut().insert(FLOW, "auto".parse().unwrap());
-    let status = door.generate(refused).await.unwrap_err();
+    let status = client.generate(refused).await.unwrap_err();
     assert_eq!(status.code(), tonic::Code::InvalidArgument);
     assert_eq!(trial.counts(["p0"]), [0]);
 }

@@ -14,7 +14,7 @@ use splitrail_proto::v1;
 use splitrail_sim::FaultKind;
 use splitrail_tests::Spec;
 use splitrail_tests::cluster::{eventually, metric_in};
-use splitrail_tests::grpc::{front_door, text_request};
+use splitrail_tests::grpc::{grpc_client, text_request};
 use splitrail_tests::scripted_server::{ScriptedReply, ScriptedServer};
 use splitrail_tests::tenants::{Keys, bearer};
 use splitrail_tests::trial::prompt;
@@ -42,7 +42,7 @@ async fn call(
         request.set_timeout(timeout);
     }
     let call = async {
-        let mut stream = front_door(address).generate(request).await?.into_inner();
+        let mut stream = grpc_client(address).generate(request).await?.into_inner();
         while stream.message().await?.is_some() {}
         Ok::<_, Status>(())
     };

@@ -63,7 +63,7 @@ async fn a_changed_policy_keeps_index_and_workers() {
     for (was, is) in before.pool.roster().iter().zip(after.pool.roster().iter()) {
         assert!(Arc::ptr_eq(was, is) && is.events_are_current());
     }
-    let tokenizer = |served: &splitrail_fleet::Served| served.prompt.clone().unwrap();
+    let tokenizer = |served: &splitrail_fleet::ServedModel| served.prompt.clone().unwrap();
     assert!(Arc::ptr_eq(&tokenizer(&before), &tokenizer(&after)));
     // The index still follows: what is computed from now on gets there.
     served(&cluster, "b").await;

@@ -303,7 +303,7 @@ fn a_replica_without_a_share_gets_the_floor_from_the_others_while_it_is_cut_off(
         flood(&mut cluster, 0, 1);
         flood(&mut cluster, 1, 1);
     }
-    assert_eq!(flood(&mut cluster, 2, 1), 1, "the door is not closed");
+    assert_eq!(flood(&mut cluster, 2, 1), 1, "requests are still admitted");
     assert!(cluster.used(REQUESTS, 0, |_| true) <= 60);
     busy(&mut cluster, 120);
     let used = cluster.used(REQUESTS, 0, |one| one.replica == "r1");

@@ -46,7 +46,8 @@ fn traced(state: &str, model: &'static str) -> Traced {
     (summary.status, summary.outcome, summary.prompts) = (502, "engine_failed", 2);
     summary.model = Some(model);
     summary.peer_fetch = Some("two_step");
-    let lap = |stage, begin, end| Lap { prompt: Some(0), stage, begin: ms(begin), end: ms(end) };
+    let lap =
+        |stage, begin, end| StageSpan { prompt: Some(0), stage, begin: ms(begin), end: ms(end) };
     let leg = |kind, span_id, begin, end, outcome| TracedLeg {
         prompt: 0,
         kind,
@@ -68,7 +69,7 @@ fn traced(state: &str, model: &'static str) -> Traced {
     };
     let spans = Spans {
         laps: vec![
-            Lap { prompt: None, stage: Stage::Receive, begin: ms(0), end: ms(1) },
+            StageSpan { prompt: None, stage: Stage::Receive, begin: ms(0), end: ms(1) },
             lap(Stage::Match, 1, 3),
             lap(Stage::Pick, 3, 5),
             lap(Stage::Failed, 5, 9),
