@@ -23,7 +23,7 @@ enum Fate {
     /// Refused, or both served: either reading is the only one.
     RefusedOrServed,
 }
-use Fate::{Refused, RefusedOrServed, ServedAlone, ServedModel};
+use Fate::{Refused, RefusedOrServed, Served, ServedAlone};
 
 /// Makes the bytes that stand for a body of this text.
 type MakeBody = fn(&str) -> Vec<u8>;
@@ -93,10 +93,10 @@ fn lengths() -> Vec<Shape> {
     let mut shapes: Vec<Shape> =
         refused.into_iter().map(|fields| shape(Refused, fields, plain)).collect();
     shapes.push(shape(Refused, &b"content-length: \xa0LEN\r\n"[..], plain));
-    shapes.push(shape(ServedModel, "content-length: LEN\r\n", plain));
+    shapes.push(shape(Served, "content-length: LEN\r\n", plain));
     shapes.push(shape(RefusedOrServed, "content-length: 00LEN\r\n", plain));
-    shapes.push(shape(ServedModel, "Content-Length:\tLEN \r\n", plain));
-    shapes.push(shape(ServedModel, "expect: 100-continue\r\ncontent-length: LEN\r\n", plain));
+    shapes.push(shape(Served, "Content-Length:\tLEN \r\n", plain));
+    shapes.push(shape(Served, "expect: 100-continue\r\ncontent-length: LEN\r\n", plain));
     shapes.push(shape(RefusedOrServed, "expect: 200-ok\r\ncontent-length: LEN\r\n", plain));
     let upgrade = "upgrade: h2c\r\nconnection: upgrade, http2-settings\r\n\
                    http2-settings: AAMAAABkAAQAAP__\r\ncontent-length: LEN\r\n";
@@ -128,7 +128,7 @@ fn codings() -> Vec<Shape> {
     ] {
         shapes.push(shape(Refused, fields, plain));
     }
-    shapes.push(shape(ServedModel, "Transfer-Encoding: Chunked\r\n", in_one_chunk));
+    shapes.push(shape(Served, "Transfer-Encoding: Chunked\r\n", in_one_chunk));
     shapes.push(shape(RefusedOrServed, "transfer-encoding: Chunked \r\n", in_one_chunk));
     let old = Shape {
         first_line: FIRST_LINE.replace("1.1", "1.0"),
@@ -161,8 +161,8 @@ fn sizes() -> Vec<Shape> {
         (Refused, |text| chunk(text, "ffffffffffffffff")),
         (Refused, |text| chunk(text, "10000000000000000")),
         (Refused, |text| chunk(text, "00000000000000N")),
-        (ServedModel, |text| chunk(text, "0N")),
-        (ServedModel, |text| {
+        (Served, |text| chunk(text, "0N")),
+        (Served, |text| {
             let (start, end) = text.split_at(3);
             format!("3\r\n{start}\r\n{:X}\r\n{end}\r\n0\r\n\r\n", end.len()).into()
         }),
@@ -170,7 +170,7 @@ fn sizes() -> Vec<Shape> {
         (Refused, |text| format!("{:x}\r\n{text}\n0\r\n\r\n", text.len()).into()),
         (Refused, |text| format!("{:x}\r\n{text}XX0\r\n\r\n", text.len()).into()),
         (Refused, |text| format!("{:x}\r\n{text}\r\n0\r\n\n", text.len()).into()),
-        (ServedModel, |text| format!("{:x}\r\n{text}\r\n0\r\nx: y\r\n\r\n", text.len()).into()),
+        (Served, |text| format!("{:x}\r\n{text}\r\n0\r\nx: y\r\n\r\n", text.len()).into()),
         (RefusedOrServed, |text| {
             format!("{:x}\r\n{text}\r\n0\r\ncontent-length: 9\r\n\r\n", text.len()).into()
         }),
@@ -207,7 +207,7 @@ fn heads() -> Vec<Shape> {
         line(Refused, "POST /v1/completions"),
         line(Refused, " POST /v1/completions HTTP/1.1"),
         line(Refused, "\r\n\r\n\r\nPOST /v1/completions HTTP/1.1"),
-        line(ServedModel, "\r\nPOST /v1/completions HTTP/1.1"),
+        line(Served, "\r\nPOST /v1/completions HTTP/1.1"),
         line(ServedAlone, "POST /v1/completions HTTP/1.0"),
         line(RefusedOrServed, "POST http://elsewhere/v1/completions HTTP/1.1"),
         Shape {
@@ -277,7 +277,7 @@ async fn bytes_after_an_ambiguous_request_reach_no_engine() {
         let refused = reply.as_ref().is_none_or(|reply| (400..500).contains(&reply.status()));
         let fate = match fate {
             RefusedOrServed if refused => Refused,
-            RefusedOrServed => ServedModel,
+            RefusedOrServed => Served,
             fate => *fate,
         };
         let is_connect = what.starts_with("CONNECT");
@@ -294,8 +294,8 @@ async fn bytes_after_an_ambiguous_request_reach_no_engine() {
 #[tokio::test]
 async fn a_request_is_the_same_wherever_its_bytes_are_cut() {
     let solo = Solo::start("{}", |_| whole_reply()).await;
-    let length = shape(ServedModel, "connection: close\r\ncontent-length: LEN\r\n", plain);
-    let chunked = shape(ServedModel, format!("connection: close\r\n{CHUNKED}"), in_one_chunk);
+    let length = shape(Served, "connection: close\r\ncontent-length: LEN\r\n", plain);
+    let chunked = shape(Served, format!("connection: close\r\n{CHUNKED}"), in_one_chunk);
     let mut sent = 0;
     for shape in [length, chunked] {
         let bytes = shape.bytes("cut");
