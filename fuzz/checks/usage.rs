@@ -1,11 +1,12 @@
 //! The `usage` of an engine's reply.
 
 use serde_json::{Value, json};
+use splitrail_engine::dialect::Dialect;
 use splitrail_engine::usage::EngineUsage;
 
 pub(crate) fn check(data: &[u8]) {
     let raw = String::from_utf8_lossy(data);
-    let Ok(usage) = EngineUsage::parse(&raw) else {
+    let Ok(usage) = EngineUsage::parse(Dialect::Chunks, &raw) else {
         return;
     };
     // Read a second time, by other code, which is stricter where nobody looks: a
@@ -25,5 +26,5 @@ pub(crate) fn check(data: &[u8]) {
         "completion_tokens": completion_tokens,
         "prompt_tokens_details": { "cached_tokens": cached_tokens },
     });
-    assert_eq!(EngineUsage::parse(&said_again.to_string()), Ok(usage));
+    assert_eq!(EngineUsage::parse(Dialect::Chunks, &said_again.to_string()), Ok(usage));
 }

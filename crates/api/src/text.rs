@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 use std::net::IpAddr;
+use std::time::Duration;
 
 /// A random id of 128 bits, as hex.
 pub fn random_id() -> String {
@@ -35,15 +36,16 @@ pub fn push_address(out: &mut String, address: IpAddr) {
 /// Appends a decimal number. Faster than `write!`, whose overhead would be most of the cost of a
 /// header.
 pub fn push_number(out: &mut String, number: u64) {
-    if number >= 10 {
-        push_number(out, number / 10);
-    }
-    out.push(digit(number % 10));
+    out.push_str(itoa::Buffer::new().format(number));
 }
 
-/// The last decimal digit of a number.
-pub fn digit(number: u64) -> char {
-    char::from(b'0' + (number % 10) as u8)
+/// Appends a duration in milliseconds, with three decimals.
+pub fn push_ms(out: &mut String, duration: Duration) {
+    let us = (duration.as_nanos() as u64 + 500) / 1000;
+    push_number(out, us / 1000);
+    // The digit before them keeps the zeros with which the decimals begin.
+    let mut decimals = itoa::Buffer::new();
+    out.extend([".", &decimals.format(1000 + us % 1000)[1..]]);
 }
 
 #[cfg(test)]
@@ -64,6 +66,22 @@ mod tests {
             let mut out = String::new();
             push_address(&mut out, text.parse().unwrap());
             assert_eq!(out, text);
+        }
+    }
+
+    #[test]
+    fn durations_are_rounded_to_three_decimals_of_a_millisecond() {
+        for (ns, expected) in [
+            (0, "0.000"),
+            (499, "0.000"),
+            (500, "0.001"),
+            (1_010_000, "1.010"),
+            (999_999_500, "1000.000"),
+            (12_345_678_901, "12345.679"),
+        ] {
+            let mut out = String::new();
+            push_ms(&mut out, Duration::from_nanos(ns));
+            assert_eq!(out, expected);
         }
     }
 

@@ -1,10 +1,8 @@
 //! The `usage` object of an engine's reply.
 
-use serde::Deserialize;
-use serde_json::value::RawValue;
-
 use crate::dialect::Dialect;
 pub use crate::json::ShapeError;
+use crate::json::{Fault, Members};
 
 /// What an engine reports about one request's tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,119 +38,87 @@ pub enum UsageError {
     },
 }
 
-#[derive(Deserialize)]
-struct Usage<'a> {
-    prompt_tokens: u32,
-    completion_tokens: Option<u32>,
-    #[serde(borrow)]
-    prompt_tokens_details: Option<&'a RawValue>,
-}
-
-#[derive(Deserialize)]
-struct Details {
-    cached_tokens: Option<u32>,
-}
-
-/// Usage of `/v1/responses`.
-#[derive(Deserialize)]
-struct ResponseUsage<'a> {
-    input_tokens: u32,
-    output_tokens: Option<u32>,
-    #[serde(borrow)]
-    input_tokens_details: Option<&'a RawValue>,
-}
-
-/// Usage of `/v1/messages`, whose `input_tokens` excludes the tokens of the other figures.
-#[derive(Deserialize)]
-struct MessageUsage {
-    input_tokens: u32,
-    output_tokens: Option<u32>,
-    cache_read_input_tokens: Option<u32>,
-    cache_creation_input_tokens: Option<u32>,
-}
-
 impl EngineUsage {
+    /// Reads the raw value of `usage` in a reply or an event of this dialect, with the first fault of
+    /// it. A count that cannot be read, and a number of cached tokens above the prompt's, is left out
+    /// then. No usage is returned if the value is not an object with unique keys, or if the prompt's
+    /// tokens cannot be read.
+    pub fn read(dialect: Dialect, usage: &str) -> (Option<Self>, Option<UsageError>) {
+        let mut reader = Reader { fault: None };
+        (reader.usage(dialect, usage), reader.fault)
+    }
+
     /// Parses the raw value of `usage` in a reply or an event of this dialect.
     ///
     /// # Errors
-    /// Why the value cannot be used.
-    pub fn parse_in(dialect: Dialect, usage: &str) -> Result<Self, UsageError> {
-        match dialect {
-            Dialect::Chunks => Self::parse(usage),
-            _ if usage == "null" => Err(UsageError::Absent),
-            Dialect::Responses => {
-                let usage: ResponseUsage<'_> = crate::json::object(usage)?;
-                Self::new(usage.input_tokens, usage.output_tokens, usage.input_tokens_details)
-            }
-            Dialect::Messages => {
-                let usage: MessageUsage = crate::json::object(usage)?;
-                let cached_tokens = usage.cache_read_input_tokens;
-                let elsewhere = [cached_tokens, usage.cache_creation_input_tokens];
-                let prompt_tokens = message_prompt(usage.input_tokens, elsewhere);
-                let completion_tokens = usage.output_tokens;
-                Ok(Self { prompt_tokens, completion_tokens, cached_tokens })
-            }
-        }
-    }
-
-    /// Parses the raw value of `usage` in a reply of `/v1/completions`, `/v1/chat/completions` or
-    /// `/v1/embeddings`, or in a stream's chunk.
-    ///
-    /// # Errors
     /// The value is `null`, is no usage object, or contradicts itself.
-    pub fn parse(usage: &str) -> Result<Self, UsageError> {
-        if usage == "null" {
-            return Err(UsageError::Absent);
+    pub fn parse(dialect: Dialect, usage: &str) -> Result<Self, UsageError> {
+        match Self::read(dialect, usage) {
+            (_, Some(fault)) => Err(fault),
+            (usage, None) => usage.ok_or(UsageError::Absent),
         }
-        let usage: Usage<'_> = crate::json::object(usage)?;
-        Self::new(usage.prompt_tokens, usage.completion_tokens, usage.prompt_tokens_details)
     }
+}
 
-    /// Reads the counts of a usage object that [`parse_in`](Self::parse_in) rejects: a count that
-    /// cannot be read, or a number of cached tokens above the prompt's, counts as not reported.
-    /// `None` if the prompt's tokens cannot be read.
-    pub fn readable(dialect: Dialect, usage: &str) -> Option<Self> {
-        let own = match dialect {
+/// Reads a usage object, and keeps its first fault.
+struct Reader {
+    fault: Option<UsageError>,
+}
+
+impl Reader {
+    fn usage(&mut self, dialect: Dialect, usage: &str) -> Option<EngineUsage> {
+        if usage == "null" {
+            self.fail(UsageError::Absent);
+            return None;
+        }
+        // What the prompt's tokens, the generated tokens and the cached tokens are called.
+        let names = match dialect {
             Dialect::Chunks => ["prompt_tokens", "completion_tokens", "prompt_tokens_details"],
             Dialect::Responses => ["input_tokens", "output_tokens", "input_tokens_details"],
             Dialect::Messages => ["input_tokens", "output_tokens", "cache_read_input_tokens"],
         };
-        let count = |raw: Option<&str>| raw.and_then(read_count);
-        let [prompt, completion, cached] = crate::json::pick(usage, own).ok()?;
-        let (prompt_tokens, completion_tokens) = (count(prompt)?, count(completion));
-        if dialect == Dialect::Messages {
-            let cached_tokens = count(cached);
-            let [written] = crate::json::pick(usage, ["cache_creation_input_tokens"]).ok()?;
-            let prompt_tokens = message_prompt(prompt_tokens, [cached_tokens, count(written)]);
-            return Some(Self { prompt_tokens, completion_tokens, cached_tokens });
+        let members = self.members(usage)?;
+        let [prompt, completion, cached] = members.pick(usage, names);
+        if prompt.is_none() {
+            self.fail(ShapeError { fault: Fault::Kind, line: 1, column: 0 }.into());
         }
-        let cached = cached.and_then(|raw| crate::json::pick(raw, ["cached_tokens"]).ok());
-        let cached_tokens = cached.and_then(|[raw]| count(raw));
-        let cached_tokens = cached_tokens.filter(|cached| *cached <= prompt_tokens);
-        Some(Self { prompt_tokens, completion_tokens, cached_tokens })
+        let prompt_tokens = self.count(prompt)?;
+        let completion_tokens = self.count(completion);
+        if dialect == Dialect::Messages {
+            // Tokens that were read from a cache or written to it come on top of `input_tokens`.
+            let [written] = members.pick(usage, ["cache_creation_input_tokens"]);
+            let (cached_tokens, written) = (self.count(cached), self.count(written));
+            let elsewhere = [cached_tokens, written].into_iter().flatten();
+            let prompt_tokens = elsewhere.fold(prompt_tokens, u32::saturating_add);
+            return Some(EngineUsage { prompt_tokens, completion_tokens, cached_tokens });
+        }
+        let details = cached.and_then(|raw| Some((raw, self.members(raw)?)));
+        let [cached] =
+            details.map_or([None], |(raw, members)| members.pick(raw, ["cached_tokens"]));
+        let cached_tokens = self.count(cached);
+        let too_many = cached_tokens.filter(|cached| *cached > prompt_tokens);
+        if let Some(cached_tokens) = too_many {
+            self.fail(UsageError::CachedExceedsPrompt { cached_tokens, prompt_tokens });
+        }
+        let cached_tokens = cached_tokens.filter(|_| too_many.is_none());
+        Some(EngineUsage { prompt_tokens, completion_tokens, cached_tokens })
     }
 
-    fn new(
-        prompt_tokens: u32,
-        completion_tokens: Option<u32>,
-        details: Option<&RawValue>,
-    ) -> Result<Self, UsageError> {
-        let details = details.map(|raw| crate::json::object::<Details>(raw.get()));
-        let cached_tokens = details.transpose()?.and_then(|details| details.cached_tokens);
-        if let Some(cached_tokens) = cached_tokens.filter(|cached| *cached > prompt_tokens) {
-            return Err(UsageError::CachedExceedsPrompt { cached_tokens, prompt_tokens });
-        }
-        Ok(Self { prompt_tokens, completion_tokens, cached_tokens })
+    fn members(&mut self, object: &str) -> Option<Members> {
+        Members::of(object).map_err(|error| self.fail(error.into())).ok()
+    }
+
+    fn count(&mut self, raw: Option<&str>) -> Option<u32> {
+        let tokens = serde_json::from_str(raw?).map_err(ShapeError::from);
+        tokens.map_err(|error| self.fail(error.into())).ok()
+    }
+
+    fn fail(&mut self, fault: UsageError) {
+        self.fault.get_or_insert(fault);
     }
 }
 
 /// A count of tokens in a usage object; `None` if the raw value is not one.
 pub fn read_count(raw: &str) -> Option<u32> {
     serde_json::from_str(raw).ok()
-}
-
-/// Tokens of a message's prompt: those that were read from a cache or written to it come on top of
-/// the others.
-fn message_prompt(others: u32, elsewhere: [Option<u32>; 2]) -> u32 {
-    elsewhere.into_iter().flatten().fold(others, u32::saturating_add)
 }

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use splitrail_engine::dialect::Dialect;
-use splitrail_engine::json::Members;
 use splitrail_engine::usage::{EngineUsage, UsageError};
 
 use super::context::{PromptContext, book, expected};
@@ -187,40 +186,24 @@ impl Account {
     }
 }
 
-/// Reads an engine's usage object. A count that cannot be read, and a number of cached tokens that is
-/// larger than that of the prompt's, is left out; `None` if the prompt's tokens cannot be read.
+/// Reads an engine's usage object; see [`EngineUsage::read`]. A fault of it is logged.
 pub(super) fn read_usage(
     served: &ServedModel,
     worker: &Worker,
     dialect: Dialect,
     raw: &str,
 ) -> Option<EngineUsage> {
-    let (model, log, worker) = (served.name(), &worker.usage_log, worker.id());
-    // The usage for the client is made from an object whose keys are unique.
-    if Members::of(raw).is_err() {
-        if log.may_log() {
-            tracing::warn!(
-                model,
-                worker,
-                "an engine's usage is no object of unique keys and counts as not reported \
-                 (said at most twice a minute)"
-            );
-        }
-        return None;
-    }
-    match EngineUsage::parse_in(dialect, raw) {
-        Ok(usage) => Some(usage),
-        Err(error) => {
-            if log.may_log() {
-                let what = match error {
-                    UsageError::CachedExceedsPrompt { .. } => {
-                        "an engine reports more cached tokens than the prompt has"
-                    }
-                    _ => "a part of an engine's usage counts as not reported",
-                };
-                tracing::warn!(model, worker, %error, "{what} (said at most twice a minute)");
+    let (usage, fault) = EngineUsage::read(dialect, raw);
+    if let Some(error) = fault.filter(|_| worker.usage_log.may_log()) {
+        let (model, worker) = (served.name(), worker.id());
+        let what = match (&usage, &error) {
+            (None, _) => "an engine's usage counts as not reported",
+            (_, UsageError::CachedExceedsPrompt { .. }) => {
+                "an engine reports more cached tokens than the prompt has"
             }
-            EngineUsage::readable(dialect, raw)
-        }
+            _ => "a part of an engine's usage counts as not reported",
+        };
+        tracing::warn!(model, worker, %error, "{what} (said at most twice a minute)");
     }
+    usage
 }

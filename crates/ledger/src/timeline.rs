@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Serialize, Serializer};
-use splitrail_api::text::{digit, push_number};
+use splitrail_api::text::push_ms;
 
 pub use clock::{LegSpan, PromptClock, StageTime};
 pub use stage::Stage;
@@ -200,12 +200,8 @@ impl Timeline {
         let mut out = String::with_capacity(STAGE_BYTES * Stage::ALL.len());
         for (stage, took) in state.totals.iter() {
             let separator = if out.is_empty() { "" } else { ", " };
-            let us = (took.as_nanos() as u64 + 500) / 1000;
             out.extend([separator, stage.name(), ";dur="]);
-            push_number(&mut out, us / 1000);
-            let [hundreds, tens, ones] = [us / 100 % 10, us / 10 % 10, us % 10];
-            out.push('.');
-            out.extend([hundreds, tens, ones].map(digit));
+            push_ms(&mut out, took);
         }
         out
     }

@@ -6,7 +6,7 @@ use http::HeaderValue;
 use http::header::{HeaderMap, HeaderName};
 use splitrail_access::Tenant;
 use splitrail_access::limits::{LimitStanding, Standing};
-use splitrail_api::text::{digit, push_number};
+use splitrail_api::text::push_number;
 use splitrail_engine::dialect::Dialect;
 
 /// The names of the headers of one unit, as one API has them: limit, remaining and reset.
@@ -80,16 +80,9 @@ fn duration(ms: u64) -> String {
         text.push('m');
     }
     push_number(&mut text, rest_ms / 1000);
-    let mut fraction_ms = rest_ms % 1000;
-    if fraction_ms > 0 {
-        text.push('.');
-    }
-    // Zeros at the end are left out.
-    let mut place = 100;
-    while fraction_ms > 0 {
-        text.push(digit(fraction_ms / place));
-        fraction_ms %= place;
-        place /= 10;
+    if !rest_ms.is_multiple_of(1000) {
+        let decimals = format!("{:03}", rest_ms % 1000);
+        text.extend([".", decimals.trim_end_matches('0')]);
     }
     text.push('s');
     text

@@ -48,6 +48,26 @@ pub struct Members {
     pub marks: u64,
 }
 
+impl Members {
+    /// The raw values of the members with these names, in the order of the names; `None` for a member
+    /// that is absent or `null`. `text` is the text of the object.
+    #[inline]
+    pub fn pick<'a, const COUNT: usize>(
+        &self,
+        text: &'a str,
+        names: [&str; COUNT],
+    ) -> [Option<&'a str>; COUNT] {
+        let mut picked = [None; COUNT];
+        for member in &self.list {
+            let name = member.name(text);
+            if let Some(at) = names.iter().position(|known| *known == name) {
+                picked[at] = Some(member.raw(text)).filter(|raw| *raw != "null");
+            }
+        }
+        picked
+    }
+}
+
 /// Maps a name to one of 64 bits. A name whose bit is not among those of an object is known to be
 /// absent without a search.
 #[inline]

@@ -31,14 +31,7 @@ pub fn pick<'a, const COUNT: usize>(
     let Some((members, _)) = scan::members(text.as_bytes()) else {
         return thorough::pick(serde_json::Deserializer::from_str(text), names);
     };
-    let mut picked = [None; COUNT];
-    for member in &members.list {
-        let key = &text.as_bytes()[member.key.clone()];
-        if let Some(at) = names.iter().position(|name| name.as_bytes() == key) {
-            picked[at] = Some(member.raw(text)).filter(|raw| *raw != "null");
-        }
-    }
-    Ok(picked)
+    Ok(members.pick(text, names))
 }
 
 /// Like [`pick`], for bytes. Values of other members may contain strings that are not UTF-8.

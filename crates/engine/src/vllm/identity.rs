@@ -11,6 +11,7 @@ mod version;
 pub use trial::{Trial, TrialOutcome};
 pub use version::EngineVersion;
 
+use crate::dialect::Dialect;
 use crate::threshold_reply::CACHE_THRESHOLD;
 use crate::usage::EngineUsage;
 use crate::zmtp::Endpoint;
@@ -202,7 +203,7 @@ struct ReplyChoice {
 
 impl Reply<'_> {
     fn reports_cached_tokens(&self) -> Option<bool> {
-        let usage = EngineUsage::parse(self.usage?.get()).ok()?;
+        let usage = EngineUsage::parse(Dialect::Chunks, self.usage?.get()).ok()?;
         Some(usage.cached_tokens.is_some())
     }
 

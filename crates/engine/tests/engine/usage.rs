@@ -20,7 +20,7 @@ pub(crate) fn recorded(name: &str) -> Vec<Result<EngineUsage, UsageError>> {
     objects
         .filter(|line| line.starts_with('{'))
         .filter_map(|line| serde_json::from_str::<Reply<'_>>(line).unwrap().usage)
-        .map(|usage| EngineUsage::parse(usage.get()))
+        .map(|usage| EngineUsage::parse(Dialect::Chunks, usage.get()))
         .collect()
 }
 
@@ -71,7 +71,7 @@ fn recorded_in(dialect: Dialect, name: &str) -> Vec<Result<EngineUsage, UsageErr
     let usage = |line: &str| {
         let event: Event<'_> = serde_json::from_str(line).unwrap();
         let usage = event.usage.or(event.response.and_then(|response| response.usage));
-        usage.map(|usage| EngineUsage::parse_in(dialect, usage.get()))
+        usage.map(|usage| EngineUsage::parse(dialect, usage.get()))
     };
     objects.filter(|line| line.starts_with('{')).filter_map(usage).collect()
 }
@@ -87,18 +87,18 @@ fn responses_and_messages_have_fields_of_their_own() {
     let streamed = [Ok(usage(85, 0, None)), Ok(usage(85, 4, Some(0)))];
     assert_eq!(of_message("messages_stream_cold"), streamed);
     for dialect in [Dialect::Responses, Dialect::Messages] {
-        assert_eq!(EngineUsage::parse_in(dialect, "null"), Err(UsageError::Absent));
+        assert_eq!(EngineUsage::parse(dialect, "null"), Err(UsageError::Absent));
         for text in [r#"{"input_tokens":-1}"#, r#"{"output_tokens":1}"#, "[1]"] {
-            let parsed = EngineUsage::parse_in(dialect, text);
+            let parsed = EngineUsage::parse(dialect, text);
             assert!(matches!(parsed, Err(UsageError::Shape(_))), "{text}");
         }
     }
     let too_many = r#"{"input_tokens":3,"input_tokens_details":{"cached_tokens":4}}"#;
-    assert!(EngineUsage::parse_in(Dialect::Responses, too_many).is_err());
+    assert!(EngineUsage::parse(Dialect::Responses, too_many).is_err());
 }
 
 fn parse(text: &str) -> Result<EngineUsage, UsageError> {
-    EngineUsage::parse(text)
+    EngineUsage::parse(Dialect::Chunks, text)
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn absurd_usages_are_errors() {
 
 #[test]
 fn counts_beside_one_that_cannot_be_read_are_kept() {
-    let read = EngineUsage::readable;
+    let read = |dialect, text| EngineUsage::read(dialect, text).0;
     for (text, expected) in [
         (
             r#"{"prompt_tokens":9,"completion_tokens":3.0,"prompt_tokens_details":{"cached_tokens":8}}"#,

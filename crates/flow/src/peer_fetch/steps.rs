@@ -158,7 +158,7 @@ impl<'a> Steps<'a> {
         let (reply, begun, peer) = self.send(source, asked.into(), &pinned).await?;
         let reply = JsonObject::parse(reply).map_err(|_| PeerFetchOutcome::Failed)?;
         let usage = reply.raw("usage");
-        let usage = usage.and_then(|raw| EngineUsage::parse_in(Dialect::Chunks, raw).ok());
+        let usage = usage.and_then(|raw| EngineUsage::parse(Dialect::Chunks, raw).ok());
         let hand_off = reply.raw("kv_transfer_params").unwrap_or("null");
         let hand_off = HandOff::from_reply(hand_off).map_err(|_| PeerFetchOutcome::Unusable)?;
         if served.admit_host(source, hand_off.remote_host(), peer).is_err() {

@@ -257,7 +257,7 @@ pub(crate) fn ended(dialect: Dialect, reply: &JsonObject) -> bool {
 /// The usage in a reply or an event, if it is valid.
 pub(crate) fn usage_of(dialect: Dialect, reply: &Bytes) -> Option<EngineUsage> {
     let reply = JsonObject::parse(reply.clone()).ok()?;
-    EngineUsage::parse_in(dialect, reply.raw("usage")?).ok()
+    EngineUsage::parse(dialect, reply.raw("usage")?).ok()
 }
 
 #[cfg(test)]

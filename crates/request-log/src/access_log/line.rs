@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 use std::time::{Duration, UNIX_EPOCH};
 
-use splitrail_api::text::{digit, push_address, push_number};
+use splitrail_api::text::{push_address, push_ms, push_number};
 use splitrail_telemetry::trace_context::push_hex;
 
 use crate::summary::Summary;
@@ -126,12 +126,7 @@ fn put_json(out: &mut String, value: Value<'_>) {
     match value {
         Value::Text(text) => put_quoted(out, text),
         Value::Number(number) => push_number(out, number),
-        Value::Ms(duration) => {
-            let us = (duration.as_nanos() as u64 + 500) / 1000;
-            push_number(out, us / 1000);
-            out.push('.');
-            out.extend([us / 100 % 10, us / 10 % 10, us % 10].map(digit));
-        }
+        Value::Ms(duration) => push_ms(out, duration),
         Value::TraceId(id) => push_hex(out, id, 32),
         Value::Address(address) => push_address(out, address),
     }
