@@ -1,11 +1,17 @@
 //! The `usage` of an engine's reply.
 
 use serde_json::{Value, json};
+use splitrail_api::usage::rewrite;
 use splitrail_engine::dialect::Dialect;
 use splitrail_engine::usage::EngineUsage;
 
 pub(crate) fn check(data: &[u8]) {
     let raw = String::from_utf8_lossy(data);
+    for dialect in [Dialect::Chunks, Dialect::Responses, Dialect::Messages] {
+        let (Some(usage), _) = EngineUsage::read(dialect, &raw) else { continue };
+        assert!(usage.cached_tokens.is_none_or(|cached| cached <= usage.prompt_tokens));
+        assert!(rewrite(dialect, &raw, usage.cached_tokens).is_some(), "the client's usage");
+    }
     let Ok(usage) = EngineUsage::parse(Dialect::Chunks, &raw) else {
         return;
     };

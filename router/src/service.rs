@@ -180,7 +180,7 @@ pub async fn serve(core: &Arc<Core>, call: Call, mut scope: Box<Scope>) -> Resul
 async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply, Error> {
     scope.admit()?;
     let timeline = Arc::clone(scope.timeline());
-    timeline.lap(Stage::Receive, Instant::now());
+    timeline.end_stage(Stage::Receive, Instant::now());
     let tenant = scope.tenant().cloned();
     // To prepare a request costs more than to refuse it.
     tenant.as_ref().map_or(Ok(()), |tenant| tenant.check_request_limit())?;
@@ -201,7 +201,7 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
     let flow = call.steering.flow_for(&served.config)?;
     let flow = if endpoint.generates() { flow } else { RequestFlow::Aggregated };
     scope.reserve(&served, &units, &options, endpoint.generates())?;
-    let seconds = timeline.lap(Stage::Tokenize, Instant::now()).as_secs_f64();
+    let seconds = timeline.end_stage(Stage::Tokenize, Instant::now()).as_secs_f64();
     served.series.router_stage(&core.metrics, served.name(), Stage::Tokenize.name(), seconds);
     let ClientTrace { traceparent, tracestate } = scope.trace_context();
     let (arrived, client) = scope.origin();

@@ -24,7 +24,7 @@ const NAME_MAX_COLUMNS: usize = 200;
 
 /// A model, as engines serve it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct EngineModel {
+pub(super) struct ModelNames {
     pub(super) name: String,
     /// Further names of it.
     pub(super) aliases: Vec<String>,
@@ -34,7 +34,7 @@ pub(super) struct EngineModel {
 ///
 /// # Errors
 /// None does, or the one serves several.
-pub(super) async fn ask(engines: &[EngineAddress]) -> Result<EngineModel, Failure> {
+pub(super) async fn ask(engines: &[EngineAddress]) -> Result<ModelNames, Failure> {
     let hint = "hint: is it running? Or name the model by --model, and nothing is asked";
     let mut first_error = None;
     for engine in engines.iter().take(ASKED_MAX) {
@@ -84,7 +84,7 @@ async fn first_address(name: &str, port: u16) -> Result<SocketAddr, String> {
 }
 
 /// The model of a list. Adapters have a `parent`, and the names of one model the same `root`.
-fn served(listed: &Value) -> Result<EngineModel, Failure> {
+fn served(listed: &Value) -> Result<ModelNames, Failure> {
     let entries = listed["data"].as_array().map(Vec::as_slice).unwrap_or_default();
     let models: Vec<&Value> = entries.iter().filter(|entry| entry["parent"].is_null()).collect();
     let names = models.iter().filter_map(|entry| entry["id"].as_str());
@@ -101,7 +101,7 @@ fn served(listed: &Value) -> Result<EngineModel, Failure> {
         return Err(Failure::new(exit::DATA_ERROR, message));
     }
     let name = names.remove(0);
-    Ok(EngineModel { name, aliases: names })
+    Ok(ModelNames { name, aliases: names })
 }
 
 #[cfg(test)]
@@ -117,10 +117,10 @@ mod tests {
             {"id": "default", "root": "/models/qwen", "parent": null},
             {"id": "sql", "root": "/adapters/sql", "parent": "qwen3-8b"},
         ]});
-        let expected = EngineModel { name: "qwen3-8b".into(), aliases: vec!["default".into()] };
+        let expected = ModelNames { name: "qwen3-8b".into(), aliases: vec!["default".into()] };
         assert_eq!(served(&listed).unwrap(), expected);
         let alone = json!({"data": [{"id": "m"}]});
-        assert_eq!(served(&alone).unwrap(), EngineModel { name: "m".into(), aliases: vec![] });
+        assert_eq!(served(&alone).unwrap(), ModelNames { name: "m".into(), aliases: vec![] });
     }
 
     #[test]

@@ -189,7 +189,7 @@ impl Options {
         embeds: false,
         engine_takes_turns: false,
         refusable: false,
-        output: OutputLimit { max_tokens: None, most_tokens: None },
+        output: OutputLimit { max_tokens: None, upper_bound_tokens: None },
     };
 }
 

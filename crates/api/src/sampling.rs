@@ -37,7 +37,7 @@ pub struct OutputLimit {
     pub max_tokens: Option<u32>,
     /// The most that an engine may read from the options; `None` if there may be no limit. Engines
     /// differ: SGLang lets `max_tokens` of a chat take precedence, and takes 0 for no limit.
-    pub most_tokens: Option<u32>,
+    pub upper_bound_tokens: Option<u32>,
 }
 
 /// The sampling options of a request.
@@ -107,19 +107,20 @@ impl<'a> Sampling<'a> {
     /// # Errors
     /// A 400 if a member is not a count.
     pub fn output_limit(&self) -> Result<OutputLimit, Error> {
-        let [newer, given] = match self.endpoint {
+        let [first, second] = match self.endpoint {
             Endpoint::Chat => [self.count("max_completion_tokens")?, self.count("max_tokens")?],
             Endpoint::Responses => [self.count("max_output_tokens")?, None],
             _ => [self.count("max_tokens")?, None],
         };
-        let may_be_none = [newer, given].contains(&Some(0));
-        let most_tokens = newer.max(given).filter(|_| !may_be_none);
-        Ok(OutputLimit { max_tokens: newer.or(given), most_tokens })
+        let may_be_unlimited = [first, second].contains(&Some(0));
+        let upper_bound_tokens = first.max(second).filter(|_| !may_be_unlimited);
+        Ok(OutputLimit { max_tokens: first.or(second), upper_bound_tokens })
     }
 
     /// Whether vLLM will refuse options that a prefill leg does not carry. vLLM requires
     /// `max_tokens` of at least 1 (mandatory in messages), `min_tokens` of at most `max_tokens` (16
-    /// in completions by default), no empty stop text, and no stop texts if there is no text.
+    /// in completions by default), no empty stop text, and no stop texts if there is no text. `limit`
+    /// is the request's own [output limit](Self::output_limit).
     ///
     /// # Errors
     /// A 400 that names the member of a wrong type.

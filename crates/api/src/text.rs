@@ -43,7 +43,7 @@ pub fn push_number(out: &mut String, number: u64) {
 pub fn push_ms(out: &mut String, duration: Duration) {
     let us = (duration.as_nanos() as u64 + 500) / 1000;
     push_number(out, us / 1000);
-    // The digit before them keeps the zeros with which the decimals begin.
+    // 1000 is added to keep leading zeros; its digit 1 is cut off.
     let mut decimals = itoa::Buffer::new();
     out.extend([".", &decimals.format(1000 + us % 1000)[1..]]);
 }

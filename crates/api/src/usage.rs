@@ -1,4 +1,4 @@
-//! Writes cached tokens into the usage of a reply, where each API has them. Which figure the client
+//! Makes and edits the usage that clients get. Which figure of cached tokens the client
 //! gets is decided in `ledger` (`Entry::cached`, `record::reported_cached_tokens`), and this is the rule:
 //!
 //! The engine's figure has precedence if the engine gave one: 0 is a figure, `null` and absence are
@@ -60,6 +60,7 @@ pub fn rewrite(dialect: Dialect, raw: &str, told: Option<u32>) -> Option<String>
 }
 
 /// The usage of a reply for which nothing was generated, with the cached tokens if they are known.
+/// The `input_tokens` of a message exclude them.
 pub fn usage_of_prompt(dialect: Dialect, prompt_tokens: u32, cached_tokens: Option<u32>) -> Value {
     let details = cached_tokens.map(|tokens| json!({"cached_tokens": tokens}));
     let (mut usage, key, details) = match dialect {

@@ -2,7 +2,7 @@
 
 use crate::dialect::Dialect;
 pub use crate::json::ShapeError;
-use crate::json::{Fault, Members};
+use crate::json::{Members, pick};
 
 /// What an engine reports about one request's tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,10 +24,12 @@ pub enum UsageError {
     /// The reply says `"usage": null`.
     #[error("the engine reports no usage")]
     Absent,
-    /// Not an object with counts in it: a field is missing, negative, fractional
-    /// or too large.
+    /// Not an object, or one with a key twice.
     #[error("usage: {0}")]
     Shape(#[from] ShapeError),
+    /// The count of this name is missing, negative, fractional or too large.
+    #[error("usage: `{0}` is not a count of tokens")]
+    Count(&'static str),
     /// More cached tokens than the prompt has.
     #[error("usage: {cached_tokens} cached tokens of {prompt_tokens}")]
     CachedExceedsPrompt {
@@ -38,11 +40,15 @@ pub enum UsageError {
     },
 }
 
+const CACHED: &str = "cached_tokens";
+const WRITTEN: &str = "cache_creation_input_tokens";
+
 impl EngineUsage {
-    /// Reads the raw value of `usage` in a reply or an event of this dialect, with the first fault of
-    /// it. A count that cannot be read, and a number of cached tokens above the prompt's, is left out
-    /// then. No usage is returned if the value is not an object with unique keys, or if the prompt's
-    /// tokens cannot be read.
+    /// Reads the raw value of `usage` in a reply or an event of this dialect. Also returns the first
+    /// fault that was found. A count that cannot be read is left out, and so is a number of cached
+    /// tokens above the prompt's. No usage is returned if the prompt's tokens cannot be read, or if
+    /// the value is not an object whose keys are unique: the usage that the client gets is made from
+    /// the same object.
     pub fn read(dialect: Dialect, usage: &str) -> (Option<Self>, Option<UsageError>) {
         let mut reader = Reader { fault: None };
         (reader.usage(dialect, usage), reader.fault)
@@ -51,7 +57,8 @@ impl EngineUsage {
     /// Parses the raw value of `usage` in a reply or an event of this dialect.
     ///
     /// # Errors
-    /// The value is `null`, is no usage object, or contradicts itself.
+    /// The first fault: the value is `null`, is no object of unique keys, has a count that cannot be
+    /// read, or contradicts itself.
     pub fn parse(dialect: Dialect, usage: &str) -> Result<Self, UsageError> {
         match Self::read(dialect, usage) {
             (_, Some(fault)) => Err(fault),
@@ -77,25 +84,24 @@ impl Reader {
             Dialect::Responses => ["input_tokens", "output_tokens", "input_tokens_details"],
             Dialect::Messages => ["input_tokens", "output_tokens", "cache_read_input_tokens"],
         };
-        let members = self.members(usage)?;
+        let members = self.shaped(Members::of(usage))?;
         let [prompt, completion, cached] = members.pick(usage, names);
         if prompt.is_none() {
-            self.fail(ShapeError { fault: Fault::Kind, line: 1, column: 0 }.into());
+            self.fail(UsageError::Count(names[0]));
         }
-        let prompt_tokens = self.count(prompt)?;
-        let completion_tokens = self.count(completion);
+        let prompt_tokens = self.count(names[0], prompt)?;
+        let completion_tokens = self.count(names[1], completion);
         if dialect == Dialect::Messages {
             // Tokens that were read from a cache or written to it come on top of `input_tokens`.
-            let [written] = members.pick(usage, ["cache_creation_input_tokens"]);
-            let (cached_tokens, written) = (self.count(cached), self.count(written));
-            let elsewhere = [cached_tokens, written].into_iter().flatten();
+            let [written] = members.pick(usage, [WRITTEN]);
+            let cached_tokens = self.count(names[2], cached);
+            let elsewhere = [cached_tokens, self.count(WRITTEN, written)].into_iter().flatten();
             let prompt_tokens = elsewhere.fold(prompt_tokens, u32::saturating_add);
             return Some(EngineUsage { prompt_tokens, completion_tokens, cached_tokens });
         }
-        let details = cached.and_then(|raw| Some((raw, self.members(raw)?)));
-        let [cached] =
-            details.map_or([None], |(raw, members)| members.pick(raw, ["cached_tokens"]));
-        let cached_tokens = self.count(cached);
+        let details = cached.map(|raw| pick(raw, [CACHED])).transpose();
+        let cached = self.shaped(details).flatten().and_then(|[cached]| cached);
+        let cached_tokens = self.count(CACHED, cached);
         let too_many = cached_tokens.filter(|cached| *cached > prompt_tokens);
         if let Some(cached_tokens) = too_many {
             self.fail(UsageError::CachedExceedsPrompt { cached_tokens, prompt_tokens });
@@ -104,13 +110,16 @@ impl Reader {
         Some(EngineUsage { prompt_tokens, completion_tokens, cached_tokens })
     }
 
-    fn members(&mut self, object: &str) -> Option<Members> {
-        Members::of(object).map_err(|error| self.fail(error.into())).ok()
+    fn shaped<T>(&mut self, read: Result<T, ShapeError>) -> Option<T> {
+        read.map_err(|error| self.fail(error.into())).ok()
     }
 
-    fn count(&mut self, raw: Option<&str>) -> Option<u32> {
-        let tokens = serde_json::from_str(raw?).map_err(ShapeError::from);
-        tokens.map_err(|error| self.fail(error.into())).ok()
+    fn count(&mut self, name: &'static str, raw: Option<&str>) -> Option<u32> {
+        let tokens = read_count(raw?);
+        if tokens.is_none() {
+            self.fail(UsageError::Count(name));
+        }
+        tokens
     }
 
     fn fail(&mut self, fault: UsageError) {

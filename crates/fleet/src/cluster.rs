@@ -9,7 +9,7 @@ use splitrail_telemetry::metrics::Scope;
 use tokio::time::Instant;
 
 use super::releases::Releases;
-use super::served::{ServedModel, ServedModels};
+use super::served_models::{ServedModel, ServedModels};
 use splitrail_config::model::{Config, Events, FleetConfig};
 use splitrail_engine_client::networks::Networks;
 

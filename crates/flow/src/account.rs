@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use splitrail_engine::dialect::Dialect;
+use splitrail_engine::json::Fault;
 use splitrail_engine::usage::{EngineUsage, UsageError};
 
 use super::context::{PromptContext, book, expected};
-use super::sending::ReplyLeg;
+use super::reply_leg::ReplyLeg;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::usage::{MessageStart, lacks_cached_tokens, rewrite};
 use splitrail_fleet::ServedModel;
@@ -197,6 +198,9 @@ pub(super) fn read_usage(
     if let Some(error) = fault.filter(|_| worker.usage_log.may_log()) {
         let (model, worker) = (served.name(), worker.id());
         let what = match (&usage, &error) {
+            (None, UsageError::Shape(error)) if error.fault == Fault::DuplicateKey => {
+                "an engine's usage has a key twice and counts as not reported"
+            }
             (None, _) => "an engine's usage counts as not reported",
             (_, UsageError::CachedExceedsPrompt { .. }) => {
                 "an engine reports more cached tokens than the prompt has"

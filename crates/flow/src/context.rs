@@ -95,7 +95,7 @@ impl PromptContext<'_> {
     /// the next stage.
     pub(super) fn mark(&self, stage: Stage) -> Instant {
         let now = Instant::now();
-        let StageTime { stage: took, hand_off } = self.clock.lap(stage, now);
+        let StageTime { stage: took, hand_off } = self.clock.end_stage(stage, now);
         let Context { metrics, served, options, endpoint, .. } = self.context.as_ref();
         let LabelledSeries { model, series } = served.labelled_series();
         let (name, seconds) = (stage.name(), took.as_secs_f64());

@@ -14,7 +14,7 @@ use super::generate::{Generation, StartedReply, generate};
 use super::peer_fetch::fetch_planned;
 use super::place::{LegRules, PlacedLeg, computed, place, sent};
 use super::plan::{NextLegs, Plan};
-use super::sending::ReplyLeg;
+use super::reply_leg::ReplyLeg;
 use crate::prepare::Unit;
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, ErrorKind};

@@ -14,7 +14,7 @@ use super::account::Account;
 use super::context::{Context, within, within_reply};
 use super::lease::{Lease, middle_since};
 use super::read_back;
-use super::sending::ReplyLeg;
+use super::reply_leg::ReplyLeg;
 use crate::reply::choices::{begun, is_below_threshold};
 use crate::reply::dialect::{Chunk, data_of, usage_of};
 use crate::reply::event_reader::EventReader;

@@ -10,7 +10,7 @@ use super::context::{PromptContext, traced, uncached_tokens};
 use super::first::{First, ask, take_hand_off};
 use super::hand_off::DecodeParams;
 use super::relay::{UnitStream, whole};
-use super::sending::ReplyLeg;
+use super::reply_leg::ReplyLeg;
 use super::staged::{HandOffSend, PrefillResult, Staged};
 use crate::boxed::boxed_future;
 use splitrail_api::JsonObject;

@@ -25,7 +25,7 @@ use super::first::{First, first_events};
 use super::hand_off::DecodeParams;
 use super::legs;
 use super::place::{LegRules, PlacedLeg, computed, place, sent};
-use super::sending::ReplyLeg;
+use super::reply_leg::ReplyLeg;
 use crate::prepare::Unit;
 use crate::reply::event_reader::EventReader;
 use splitrail_api::error::Error;

@@ -25,7 +25,7 @@ use super::plan::LocalReason;
 use super::prefill::{self, PrefillAttempts, PrefillReply, without_prefill};
 use super::push::{PushPair, within_lease};
 use super::repair::{Registration, Repair};
-use super::sending::ReplyLeg;
+use super::reply_leg::ReplyLeg;
 use splitrail_api::error::{Error, ErrorKind, Fault};
 use splitrail_config::model::Connector;
 use splitrail_engine_client::{LegHeaders, RevocableBody};

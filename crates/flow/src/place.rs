@@ -29,7 +29,8 @@ thread_local! {
     static PICKING: RefCell<(Vec<Candidate>, Vec<Source>, Choice)> = RefCell::default();
 }
 
-/// A chosen worker, with what the router knew of it at the time of the choice.
+/// A leg that has been placed: its worker, and what the router knew of the worker at the time of the
+/// choice.
 pub(super) struct PlacedLeg {
     pub(super) worker: Arc<Worker>,
     /// The data-parallel rank that the leg is pinned to.

@@ -194,7 +194,7 @@ mod tests {
     }
 
     fn facts(change: impl FnOnce(&mut Facts)) -> Facts {
-        let output = OutputLimit { max_tokens: Some(50), most_tokens: Some(50) };
+        let output = OutputLimit { max_tokens: Some(50), upper_bound_tokens: Some(50) };
         let options = Options { output, ..Options::PLAIN };
         let mut facts = Facts {
             flow: RequestFlow::PrefillFirst,

@@ -22,7 +22,7 @@ use super::hand_off::Matched;
 use super::lease::{Lease, middle_since};
 use super::place::PlacedLeg;
 use super::repair::Registration;
-use super::sending::ReplyLeg;
+use super::reply_leg::ReplyLeg;
 use identity::{UnknownIdentity, engine, pinned_rank};
 use splitrail_api::Endpoint;
 use splitrail_api::error::Error;

@@ -18,7 +18,7 @@ use splitrail_kv::{BlockHash, hashes_after};
 use super::context::{Context, PromptContext};
 use super::migrate::without;
 use super::place::{PlacedLeg, query};
-use super::sending::ReplyLeg;
+use super::reply_leg::ReplyLeg;
 use crate::prepare::Unit;
 use crate::reply::dialect;
 use splitrail_api::error::Error;

@@ -13,7 +13,7 @@ use super::account::Account;
 use super::context::PromptContext;
 use super::migrate::Migration;
 use super::read_back;
-use super::sending::ReplyLeg;
+use super::reply_leg::ReplyLeg;
 use crate::prepare::Preparer;
 use crate::reply::choices::is_below_threshold;
 use crate::reply::detail::Detail;

@@ -38,7 +38,7 @@ use super::context::{PromptContext, uncached_tokens};
 use super::lease::Lease;
 use super::place::PlacedLeg;
 use super::prefill::RawReply;
-use super::sending::ReplyLeg;
+use super::reply_leg::ReplyLeg;
 
 /// How long a pair is repaired: as long as the engines wait for each other by default.
 const REPAIR_MAX: Duration = Duration::from_secs(480);

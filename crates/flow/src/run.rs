@@ -20,7 +20,7 @@ use super::place::{LegRules, Moment, computed, note_vetoed, place, place_in_turn
 use super::plan::{Facts, LocalReason, NextLegs, Plan, plan};
 use super::prefill::{no_prefill_worker, prefill_or_local, without_prefill};
 use super::prewarm::recent::remember;
-use super::sending::ReplyLeg;
+use super::reply_leg::ReplyLeg;
 use super::staged::PrefillResult;
 use super::threshold_reply;
 use super::weigh::{is_open, learned_ratio, prefill_rules, weigh};

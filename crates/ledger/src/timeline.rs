@@ -133,7 +133,7 @@ impl Timeline {
     }
 
     /// Notes that a stage which all prompts share ends at `now`. Returns its duration.
-    pub fn lap(&self, stage: Stage, now: Instant) -> Duration {
+    pub fn end_stage(&self, stage: Stage, now: Instant) -> Duration {
         let end = self.since_origin(now);
         let mut state = self.lock();
         let begin = state.shared.at;
@@ -141,7 +141,7 @@ impl Timeline {
         state.shared.at = end;
         state.totals.add(stage, end - begin);
         if let Some(spans) = &mut state.spans {
-            spans.lap(StageSpan { prompt: None, stage, begin, end });
+            spans.push_stage(StageSpan { prompt: None, stage, begin, end });
         }
         end - begin
     }
@@ -151,7 +151,7 @@ impl Timeline {
     pub fn end_within(&self, now: Instant) {
         let is_open = |stage: &Stage| self.total(*stage).is_none();
         if let Some(stage) = [Stage::Receive, Stage::Tokenize].into_iter().find(is_open) {
-            self.lap(stage, now);
+            self.end_stage(stage, now);
         }
     }
 

@@ -26,8 +26,8 @@ const BILLING_LINE: &str = "x-anthropic-billing-header";
 /// Converts the fields of a request of `/v1/messages` to those of a chat.
 ///
 /// # Errors
-/// [`UnsupportedFeature`] for images, for what depends on the engine's test of its chat template, and for
-/// what the engine refuses.
+/// [`UnsupportedFeature`] for images, for what depends on the engine's test of its chat template,
+/// and for what the engine refuses.
 pub fn chat_of(fields: &Fields) -> Result<Fields> {
     let mut messages = Vec::new();
     let system = system_text(fields.get("system"))?;

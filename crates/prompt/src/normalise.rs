@@ -65,8 +65,8 @@ const BILLING_LINE: &str = "x-anthropic-billing-header";
 /// long.
 ///
 /// # Errors
-/// [`UnsupportedFeature`] for media, unknown parts, and shapes that the engine's own validation may refuse
-/// or reorder.
+/// [`UnsupportedFeature`] for media, unknown parts, and shapes that the engine's own validation may
+/// refuse or reorder.
 pub fn conversation(messages: Value, format: ContentFormat) -> Result<Vec<Value>> {
     conversation_with(messages, format, None)
 }

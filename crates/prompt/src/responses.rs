@@ -25,7 +25,8 @@ pub const ENGINE_ONLY: [(&str, &str); 5] = [
 /// Converts the fields of a request of `/v1/responses` to those of a chat.
 ///
 /// # Errors
-/// [`UnsupportedFeature`] for items other than text messages, for tools, and for what the engine refuses.
+/// [`UnsupportedFeature`] for items other than text messages, for tools, and for what the engine
+/// refuses.
 pub fn chat_of(fields: &Fields) -> Result<Fields> {
     for (name, reason) in ENGINE_ONLY {
         let value = fields.get(name).filter(|value| !value.is_null());

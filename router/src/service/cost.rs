@@ -62,7 +62,7 @@ impl MostTokens {
         let prompt = prompts.map(|unit| unit.prompt_tokens.or(unknown).map(u64::from)).sum();
         let samples = u64::from(options.samples).saturating_mul(units.len() as u64);
         let of_sample = match generates {
-            true => options.output.most_tokens.or(context_tokens),
+            true => options.output.upper_bound_tokens.or(context_tokens),
             false => Some(0),
         };
         let completion = of_sample.map(|tokens| u64::from(tokens).saturating_mul(samples));

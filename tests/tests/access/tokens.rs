@@ -16,12 +16,12 @@ const TENANTS: &str = "tenants:
 - { name: beta, models: [default] }";
 
 /// A router that accepts the tokens of one issuer, whose keys are in a file.
-struct TokenRouter {
+struct JwtRouter {
     cluster: Cluster,
     _files: TempDir,
 }
 
-impl TokenRouter {
+impl JwtRouter {
     async fn start(signers: &[&Signer], spec: Spec) -> Self {
         let files = tempfile::tempdir().unwrap();
         let file = files.path().join("jwks.json");
@@ -51,7 +51,7 @@ impl TokenRouter {
 #[tokio::test]
 async fn a_token_names_its_tenant_over_http_and_grpc() {
     let (rsa, ed) = (Signer::rsa("r"), Signer::ed("e"));
-    let router = TokenRouter::start(&[&rsa, &ed], Spec::aggregated(1)).await;
+    let router = JwtRouter::start(&[&rsa, &ed], Spec::aggregated(1)).await;
     for signer in [&rsa, &ed] {
         for tenant in ["acme", "https://id.example/orgs/7"] {
             let token = signer.token(&claims(tenant));
@@ -134,7 +134,7 @@ fn refused(rsa: &Signer, ed: &Signer) -> Vec<(String, String, &'static str)> {
 #[tokio::test]
 async fn other_tokens_are_refused_over_http_and_grpc_and_reach_no_engine() {
     let (rsa, ed) = (Signer::rsa("r"), Signer::ed("e"));
-    let router = TokenRouter::start(&[&rsa, &ed], Spec::aggregated(1)).await;
+    let router = JwtRouter::start(&[&rsa, &ed], Spec::aggregated(1)).await;
     let before = router.cluster.engine("w0").requests().len();
     let cases = refused(&rsa, &ed);
     for (wrong, token, reason) in &cases {
@@ -164,7 +164,7 @@ async fn other_tokens_are_refused_over_http_and_grpc_and_reach_no_engine() {
 #[tokio::test]
 async fn clocks_may_differ_by_half_a_minute() {
     let signer = Signer::ed("e");
-    let router = TokenRouter::start(&[&signer], Spec::aggregated(1)).await;
+    let router = JwtRouter::start(&[&signer], Spec::aggregated(1)).await;
     let ahead = claims_with("acme", &json!({"iat": now() + 25, "nbf": now() + 25}));
     assert_eq!(router.http(&signer.token(&ahead)).await.0, 200);
     let behind = claims_with("acme", &json!({"exp": now() - 2}));
@@ -176,7 +176,7 @@ async fn the_longest_token_is_accepted_and_a_longer_one_is_not() {
     let signer = Signer::ed("e");
     // With the default, the head of a request has no room for such a token.
     let spec = Spec { limits: "{ header_size_max: 32768 }", ..Spec::aggregated(1) };
-    let router = TokenRouter::start(&[&signer], spec).await;
+    let router = JwtRouter::start(&[&signer], spec).await;
     let padded = |bytes: usize| {
         let claims = claims_with("acme", &json!({"groups": "g".repeat(bytes)}));
         signer.token(&claims)
@@ -195,7 +195,7 @@ async fn the_longest_token_is_accepted_and_a_longer_one_is_not() {
 async fn the_role_of_a_token_counts_on_the_admin_listener() {
     let signer = Signer::rsa("r");
     let spec = Spec { admin_access: ", admin_access: roles", ..Spec::aggregated(1) };
-    let router = TokenRouter::start(&[&signer], spec).await;
+    let router = JwtRouter::start(&[&signer], spec).await;
     let admin = &router.cluster.admin;
     let now = now();
     let drain = "/admin/workers/w0/drain";

@@ -579,7 +579,7 @@ async fn reflection_lists_the_services_and_describes_the_front_door() {
         assert!(names.contains(&service.to_owned()), "{service} in {names:?}");
     }
     let Some(MessageResponse::FileDescriptorResponse(files)) = next().await else {
-        panic!("no description of the front client");
+        panic!("no description of the front door");
     };
     let text = String::from_utf8_lossy(&files.file_descriptor_proto[0]).into_owned();
     assert!(text.contains("GenerateRequest"));

@@ -61,7 +61,7 @@ const MARKERS: [&str; 17] = [
     GRPC,
 ];
 
-/// What the post answers is asked for in the request's `seed`.
+/// The request's `seed` selects the reply of the engine.
 const SCRIPTS: [(u64, u16); 10] = [
     (1, 200),
     (2, 400),

@@ -1,5 +1,5 @@
-//! Usage is right for every flow, endpoint and dialect of engines and for everything that clients ask for,
-//! compared with the counters of the simulated engines.
+//! Usage is right for every flow, endpoint, dialect of engines and option of clients, compared with
+//! the counters of the simulated engines.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -150,7 +150,7 @@ async fn without_the_broker_replicas_use_their_shares_and_then_the_floor() {
     eventually("all leases have ended", async || {
         let now: Vec<u64> = replicas.iter_mut().map(Replica::at_once).collect();
         assert!(now.iter().all(|admitted| *admitted >= floor), "every router admits: {now:?}");
-        assert!(now.iter().sum::<u64>() <= LIMIT, "and none is open: {now:?}");
+        assert!(now.iter().sum::<u64>() <= LIMIT, "together they admit at most the limit: {now:?}");
         highest = std::array::from_fn(|replica| highest[replica].max(now[replica]));
         now == [floor; 3]
     })

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use serde_json::{Value, json};
+use splitrail_engine::dialect::Dialect;
 use splitrail_engine::usage::{EngineUsage, UsageError};
 use splitrail_kv::BlockHash;
 use splitrail_proto::v1::Capabilities;
@@ -98,7 +99,10 @@ async fn a_miss_reports_no_usage() {
     let gate = gate(0, 1);
     for (path, mut body) in requests(false, 1) {
         let reply = post(proxy.address, path, &[(GATE, &gate)], &body).await.json();
-        assert_eq!(EngineUsage::parse(&reply["usage"].to_string()), Err(UsageError::Absent));
+        assert_eq!(
+            EngineUsage::parse(Dialect::Chunks, &reply["usage"].to_string()),
+            Err(UsageError::Absent)
+        );
         body["stream"] = json!(true);
         body["stream_options"] = json!({"include_usage": true});
         let chunks = post(proxy.address, path, &[(GATE, &gate)], &body).await.chunks();

@@ -134,7 +134,7 @@ fn wrong_types_are_named() {
 fn the_most_tokens_are_those_of_any_reading_of_the_options() {
     let most = |endpoint, members: &str| {
         let body = JsonObject::parse_str(&format!("{{{members}}}")).unwrap();
-        Sampling::of(&body, endpoint).unwrap().output_limit().unwrap().most_tokens
+        Sampling::of(&body, endpoint).unwrap().output_limit().unwrap().upper_bound_tokens
     };
     let chat = |members| most(Endpoint::Chat, members);
     assert_eq!(chat(r#""max_tokens":9,"max_completion_tokens":1"#), Some(9));

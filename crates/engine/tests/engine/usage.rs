@@ -4,7 +4,8 @@ use crate::support::fixture_text;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use splitrail_engine::dialect::Dialect;
-use splitrail_engine::usage::{EngineUsage, UsageError};
+use splitrail_engine::json::Fault;
+use splitrail_engine::usage::{EngineUsage, ShapeError, UsageError};
 
 #[derive(Deserialize)]
 struct Reply<'a> {
@@ -90,7 +91,7 @@ fn responses_and_messages_have_fields_of_their_own() {
         assert_eq!(EngineUsage::parse(dialect, "null"), Err(UsageError::Absent));
         for text in [r#"{"input_tokens":-1}"#, r#"{"output_tokens":1}"#, "[1]"] {
             let parsed = EngineUsage::parse(dialect, text);
-            assert!(matches!(parsed, Err(UsageError::Shape(_))), "{text}");
+            assert!(is_fault_of_form(&parsed), "{text}: {parsed:?}");
         }
     }
     let too_many = r#"{"input_tokens":3,"input_tokens_details":{"cached_tokens":4}}"#;
@@ -99,6 +100,36 @@ fn responses_and_messages_have_fields_of_their_own() {
 
 fn parse(text: &str) -> Result<EngineUsage, UsageError> {
     EngineUsage::parse(Dialect::Chunks, text)
+}
+
+fn is_fault_of_form(parsed: &Result<EngineUsage, UsageError>) -> bool {
+    matches!(parsed, Err(UsageError::Shape(_) | UsageError::Count(_)))
+}
+
+#[test]
+fn the_fault_of_a_usage_names_its_count() {
+    for (text, name) in [
+        (r#"{"completion_tokens":3}"#, "prompt_tokens"),
+        (r#"{"prompt_tokens":9,"completion_tokens":3.0}"#, "completion_tokens"),
+        (r#"{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":-1}}"#, "cached_tokens"),
+    ] {
+        assert_eq!(parse(text), Err(UsageError::Count(name)), "{text}");
+    }
+}
+
+/// The usage for the client is made from the same object, and cannot be if a key is there twice.
+#[test]
+fn a_usage_with_any_key_twice_is_none() {
+    for dialect in [Dialect::Chunks, Dialect::Responses, Dialect::Messages] {
+        let text = r#"{"prompt_tokens":9,"input_tokens":9,"x":1,"x":2}"#;
+        let (usage, fault) = EngineUsage::read(dialect, text);
+        let twice = |error: &ShapeError| error.fault == Fault::DuplicateKey;
+        assert!(usage.is_none());
+        assert!(matches!(fault, Some(UsageError::Shape(error)) if twice(&error)));
+    }
+    let in_details =
+        r#"{"prompt_tokens":9,"prompt_tokens_details":{"x":1,"x":2,"cached_tokens":4}}"#;
+    assert_eq!(parse(in_details), Ok(prompt_only(9, Some(4))));
 }
 
 #[test]
@@ -116,7 +147,7 @@ fn absurd_usages_are_errors() {
         "[1,2,null]",
         "7",
     ] {
-        assert!(matches!(parse(text), Err(UsageError::Shape(_))), "{text}");
+        assert!(is_fault_of_form(&parse(text)), "{text}: {:?}", parse(text));
     }
     let too_many = r#"{"prompt_tokens":3,"prompt_tokens_details":{"cached_tokens":4}}"#;
     assert_eq!(

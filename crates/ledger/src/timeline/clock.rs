@@ -33,7 +33,7 @@ impl PromptClock {
     }
 
     /// Notes that a stage ends at `now`. Returns how long it took.
-    pub fn lap(&self, stage: Stage, now: Instant) -> StageTime {
+    pub fn end_stage(&self, stage: Stage, now: Instant) -> StageTime {
         let end = self.timeline.since_origin(now);
         let mut state = self.timeline.lock();
         let cursor = state.cursor(self.prompt);
@@ -53,7 +53,7 @@ impl PromptClock {
         }
         let prompt = self.prompt;
         if let Some(spans) = &mut state.spans {
-            spans.lap(StageSpan { prompt: Some(prompt), stage, begin, end });
+            spans.push_stage(StageSpan { prompt: Some(prompt), stage, begin, end });
             spans.hand_offs.extend(handed_over.map(|begin| HandOffSpan { prompt, begin, end }));
         }
         StageTime { stage: end - begin, hand_off }

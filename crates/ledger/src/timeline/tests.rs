@@ -22,11 +22,11 @@ fn after(origin: Instant, us: u64) -> Instant {
 fn server_timing_adds_up_the_prompts_of_a_batch() {
     let origin = Instant::now();
     let times = Arc::new(Timeline::new(origin, None));
-    times.lap(Stage::Receive, after(origin, 1_000));
-    times.lap(Stage::Tokenize, after(origin, 1_500));
+    times.end_stage(Stage::Receive, after(origin, 1_000));
+    times.end_stage(Stage::Tokenize, after(origin, 1_500));
     let [one, two] = [times.prompt(0), times.prompt(1)];
-    one.lap(Stage::FirstToken, after(origin, 3_500));
-    two.lap(Stage::FirstToken, after(origin, 5_500));
+    one.end_stage(Stage::FirstToken, after(origin, 3_500));
+    two.end_stage(Stage::FirstToken, after(origin, 5_500));
     let timing = "receive;dur=1.000, tokenize;dur=0.500, first_token;dur=6.000";
     assert_eq!(times.server_timing(), timing);
     assert_eq!(times.reply_begun(origin), after(origin, 5_500));
@@ -38,18 +38,18 @@ fn a_hand_off_is_the_time_from_the_last_prefill_to_the_first_token() {
     let origin = Instant::now();
     let times = Arc::new(Timeline::new(origin, None));
     let clock = times.prompt(0);
-    clock.lap(Stage::Prefill, after(origin, 10));
-    clock.lap(Stage::Failed, after(origin, 20));
-    clock.lap(Stage::Prefill, after(origin, 50));
-    clock.lap(Stage::Pick, after(origin, 60));
+    clock.end_stage(Stage::Prefill, after(origin, 10));
+    clock.end_stage(Stage::Failed, after(origin, 20));
+    clock.end_stage(Stage::Prefill, after(origin, 50));
+    clock.end_stage(Stage::Pick, after(origin, 60));
     assert_eq!(times.hand_off(), None);
-    clock.lap(Stage::FirstToken, after(origin, 90));
+    clock.end_stage(Stage::FirstToken, after(origin, 90));
     assert_eq!(times.hand_off(), Some(Duration::from_micros(40)));
     // A prompt that was computed locally after all was not handed over.
     let local = times.prompt(1);
-    local.lap(Stage::Prefill, after(origin, 10));
+    local.end_stage(Stage::Prefill, after(origin, 10));
     local.hand_off_lost();
-    local.lap(Stage::FirstToken, after(origin, 90));
+    local.end_stage(Stage::FirstToken, after(origin, 90));
     assert_eq!(times.hand_off(), Some(Duration::from_micros(40)));
 }
 
@@ -78,11 +78,11 @@ fn a_batch_of_many_prompts_keeps_a_bounded_number_of_spans() {
     for prompt in 0..1000 {
         let clock = times.prompt(prompt);
         let _leg = clock.leg(LegKind::Decode, "w", || 1);
-        clock.lap(Stage::FirstToken, after(origin, 10));
+        clock.end_stage(Stage::FirstToken, after(origin, 10));
     }
     assert_eq!(times.total(Stage::FirstToken), Some(Duration::from_micros(10_000)));
     let spans = times.close(after(origin, 20)).unwrap_or_default();
-    assert_eq!((spans.laps.len(), spans.legs.len(), spans.left_out), (256, 256, 2 * 744));
+    assert_eq!((spans.stages.len(), spans.legs.len(), spans.left_out), (256, 256, 2 * 744));
 }
 
 proptest! {
@@ -96,25 +96,25 @@ proptest! {
         let origin = Instant::now();
         let times = Arc::new(Timeline::new(origin, Some(traced())));
         for (stage, at) in shared {
-            times.lap(Stage::ALL[stage], after(origin, at));
+            times.end_stage(Stage::ALL[stage], after(origin, at));
         }
         let mut last = [None; 3];
         for (prompt, stage, at) in own {
-            times.prompt(prompt).lap(Stage::ALL[stage], after(origin, at));
+            times.prompt(prompt).end_stage(Stage::ALL[stage], after(origin, at));
             last[prompt] = last[prompt].max(Some(at));
         }
         let begun = times.reply_begun(origin).duration_since(origin);
         let sum: Duration =
             Stage::ALL.into_iter().filter_map(|stage| times.total(stage)).sum();
         let spans = times.close(after(origin, 500)).unwrap_or_default();
-        prop_assert_eq!(spans.laps.iter().map(|lap| lap.end - lap.begin).sum::<Duration>(), sum);
+        prop_assert_eq!(spans.stages.iter().map(|span| span.end - span.begin).sum::<Duration>(), sum);
         for prompt in 0..3u32 {
-            let of_prompt = |lap: &&StageSpan| lap.prompt.is_none_or(|one| one == prompt);
+            let of_prompt = |span: &&StageSpan| span.prompt.is_none_or(|one| one == prompt);
             let mut at = Duration::ZERO;
-            for lap in spans.laps.iter().filter(of_prompt) {
-                prop_assert_eq!(lap.begin, at);
-                prop_assert!(lap.end >= lap.begin);
-                at = lap.end;
+            for span in spans.stages.iter().filter(of_prompt) {
+                prop_assert_eq!(span.begin, at);
+                prop_assert!(span.end >= span.begin);
+                at = span.end;
             }
             prop_assert!(last[prompt as usize].is_none() || at <= begun);
         }

@@ -27,7 +27,7 @@ pub struct RequestTrace {
 #[derive(Debug)]
 pub struct Spans {
     /// The stages. Those of one prompt follow each other without a gap.
-    pub laps: Vec<StageSpan>,
+    pub stages: Vec<StageSpan>,
     /// The choices of workers.
     pub picks: Vec<Pick>,
     /// The legs.
@@ -113,7 +113,7 @@ pub struct HandOffSpan {
 impl Default for Spans {
     fn default() -> Self {
         Self {
-            laps: Vec::with_capacity(8),
+            stages: Vec::with_capacity(8),
             picks: Vec::with_capacity(2),
             legs: Vec::with_capacity(2),
             hand_offs: Vec::new(),
@@ -123,9 +123,9 @@ impl Default for Spans {
 }
 
 impl Spans {
-    pub(super) fn lap(&mut self, lap: StageSpan) {
-        if self.laps.len() < KEPT_MAX {
-            self.laps.push(lap);
+    pub(super) fn push_stage(&mut self, span: StageSpan) {
+        if self.stages.len() < KEPT_MAX {
+            self.stages.push(span);
         } else {
             self.left_out += 1;
         }

@@ -130,8 +130,8 @@ impl EndedTrace<'_> {
 
     /// At least the number of spans, without looking at each.
     pub(super) fn count_max(&self) -> usize {
-        let Spans { laps, legs, hand_offs, .. } = self.spans;
-        1 + laps.len() + legs.len() + hand_offs.len()
+        let Spans { stages, legs, hand_offs, .. } = self.spans;
+        1 + stages.len() + legs.len() + hand_offs.len()
     }
 
     /// Appends the spans, of which that of the request is the first. Returns their number.
@@ -175,9 +175,9 @@ impl EndedTrace<'_> {
                 is_ttft_part: true,
             });
         }
-        let Spans { laps, legs, .. } = self.spans;
+        let Spans { stages, legs, .. } = self.spans;
         legs.iter().map(|leg| self.leg(leg)).for_each(&mut put);
-        laps.iter().filter_map(|lap| self.stage(lap)).for_each(put);
+        stages.iter().filter_map(|span| self.stage(span)).for_each(put);
     }
 
     /// The hand-offs. A whole reply has no first token, and so none.
@@ -186,20 +186,20 @@ impl EndedTrace<'_> {
     }
 
     /// The hand-off that a stage is a part of.
-    fn hand_off_around(&self, lap: &StageSpan) -> Option<HandOffSpan> {
+    fn hand_off_around(&self, span: &StageSpan) -> Option<HandOffSpan> {
         let holds = |one: &&HandOffSpan| {
-            Some(one.prompt) == lap.prompt && one.begin <= lap.begin && lap.end <= one.end
+            Some(one.prompt) == span.prompt && one.begin <= span.begin && span.end <= one.end
         };
         self.hand_offs().iter().find(holds).copied()
     }
 
     /// The span of a leg.
     fn leg<'a>(&'a self, leg: &'a TracedLeg) -> InnerSpan<'a> {
-        let lap = self.spans.laps.iter().find(|lap| is_whole(lap, leg));
-        let is_ttft_part = lap.is_some_and(|lap| {
-            self.is_before_reply(lap)
-                && lap.stage != Stage::FirstToken
-                && self.hand_off_around(lap).is_none()
+        let span = self.spans.stages.iter().find(|span| is_whole(span, leg));
+        let is_ttft_part = span.is_some_and(|span| {
+            self.is_before_reply(span)
+                && span.stage != Stage::FirstToken
+                && self.hand_off_around(span).is_none()
         });
         InnerSpan {
             part: Part::Leg(leg),
@@ -212,39 +212,39 @@ impl EndedTrace<'_> {
     }
 
     /// The span of a stage; `None` if another span is the same.
-    fn stage<'a>(&'a self, lap: &'a StageSpan) -> Option<InnerSpan<'a>> {
-        let Spans { laps, picks, legs, .. } = self.spans;
-        let hand_off = self.hand_off_around(lap);
+    fn stage<'a>(&'a self, span: &'a StageSpan) -> Option<InnerSpan<'a>> {
+        let Spans { stages, picks, legs, .. } = self.spans;
+        let hand_off = self.hand_off_around(span);
         let mut below = InnerSpan {
-            part: Part::Stage(lap.stage),
-            prompt: lap.prompt,
-            begin: lap.begin,
-            end: lap.end,
+            part: Part::Stage(span.stage),
+            prompt: span.prompt,
+            begin: span.begin,
+            end: span.end,
             parent: hand_off.map_or(Parent::Request, Parent::HandOff),
-            is_ttft_part: hand_off.is_none() && self.is_before_reply(lap),
+            is_ttft_part: hand_off.is_none() && self.is_before_reply(span),
         };
-        match lap.stage {
+        match span.stage {
             Stage::Receive | Stage::Tokenize | Stage::Admit => {}
             // A part of the choice that follows, unless none does.
-            Stage::Match if picked(laps, lap) => return None,
+            Stage::Match if picked(stages, span) => return None,
             Stage::Match => below.part = Part::Pick(None),
             Stage::Pick => {
                 let is_of_lap =
-                    |pick: &&Pick| Some(pick.prompt) == lap.prompt && pick.begin == lap.begin;
+                    |pick: &&Pick| Some(pick.prompt) == span.prompt && pick.begin == span.begin;
                 below.part = Part::Pick(picks.iter().find(is_of_lap));
-                below.begin = matched(laps, lap).map_or(lap.begin, |lap| lap.begin);
+                below.begin = matched(stages, span).map_or(span.begin, |span| span.begin);
             }
             // The whole of it is the span of the hand-off, or of the leg.
             Stage::FirstToken if hand_off.is_some() || !self.has_first_token() => return None,
             Stage::FirstToken => {
                 let begun = |leg: &&TracedLeg| {
-                    Some(leg.prompt) == lap.prompt
+                    Some(leg.prompt) == span.prompt
                         && leg.kind == LegKind::Decode
-                        && leg.begin == lap.begin
+                        && leg.begin == span.begin
                 };
                 below.parent = legs.iter().find(begun).map_or(Parent::Request, Parent::Leg);
             }
-            _ if legs.iter().any(|leg| is_whole(lap, leg)) => return None,
+            _ if legs.iter().any(|leg| is_whole(span, leg)) => return None,
             Stage::PeerFetch | Stage::Prefill | Stage::DecodeTry | Stage::Failed => {}
         }
         Some(below)
@@ -256,8 +256,8 @@ impl EndedTrace<'_> {
     }
 
     /// Whether a stage is before the first token of the request.
-    fn is_before_reply(&self, lap: &StageSpan) -> bool {
-        self.summary.ttft.is_some_and(|ttft| lap.end <= ttft)
+    fn is_before_reply(&self, span: &StageSpan) -> bool {
+        self.summary.ttft.is_some_and(|ttft| span.end <= ttft)
     }
 
     fn put_below(&self, out: &mut Vec<u8>, below: InnerSpan<'_>, own_id: u64, parent_id: u64) {
@@ -331,20 +331,20 @@ impl EndedTrace<'_> {
 }
 
 /// Whether a stage is the whole of a leg.
-fn is_whole(lap: &StageSpan, leg: &TracedLeg) -> bool {
-    Some(leg.prompt) == lap.prompt && leg.begin == lap.begin && leg.end == Some(lap.end)
+fn is_whole(span: &StageSpan, leg: &TracedLeg) -> bool {
+    Some(leg.prompt) == span.prompt && leg.begin == span.begin && leg.end == Some(span.end)
 }
 
 /// Whether a choice follows the look-up of candidates immediately.
-fn picked(laps: &[StageSpan], matched: &StageSpan) -> bool {
-    let follows = |lap: &&StageSpan| lap.prompt == matched.prompt && lap.begin == matched.end;
-    laps.iter().find(follows).is_some_and(|lap| lap.stage == Stage::Pick)
+fn picked(stages: &[StageSpan], matched: &StageSpan) -> bool {
+    let follows = |span: &&StageSpan| span.prompt == matched.prompt && span.begin == matched.end;
+    stages.iter().find(follows).is_some_and(|span| span.stage == Stage::Pick)
 }
 
 /// The look-up of candidates immediately before a choice.
-fn matched<'a>(laps: &'a [StageSpan], pick: &StageSpan) -> Option<&'a StageSpan> {
-    let precedes = |lap: &&StageSpan| lap.prompt == pick.prompt && lap.end == pick.begin;
-    laps.iter().rfind(precedes).filter(|lap| lap.stage == Stage::Match)
+fn matched<'a>(stages: &'a [StageSpan], pick: &StageSpan) -> Option<&'a StageSpan> {
+    let precedes = |span: &&StageSpan| span.prompt == pick.prompt && span.end == pick.begin;
+    stages.iter().rfind(precedes).filter(|span| span.stage == Stage::Match)
 }
 
 fn put_pick(out: &mut Vec<u8>, pick: &Pick) {

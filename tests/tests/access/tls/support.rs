@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The `tls` of a listener with the router's certificate.
 pub(crate) const ROUTER: &str = "cert: router.pem, key: router.key";
 
-/// A router and its engine.
+/// A router whose listeners have TLS, and its scripted engine.
 pub(crate) struct SecureCluster {
     pub(crate) running: Running,
     pub(crate) post: ScriptedServer,

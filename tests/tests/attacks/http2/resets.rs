@@ -65,7 +65,7 @@ async fn requests_with_trailers_that_are_always_cancelled_end_in_a_goaway() {
     // The end comes with the round that is too much, or with the next one.
     assert!(cancelled <= CANCELLED_MAX + 2 * AT_ONCE, "{cancelled} cancelled requests");
     let flood = [("listener", "http"), ("reason", "flood")];
-    // It is counted when the connection has ended, which may be after the GOAWAY was read.
+    // The connection is counted when it has ended, which may be after the GOAWAY was read.
     let cut = async || solo.metric("splitrail_connections_cut_total", &flood).await;
     eventually("the connection is counted", async || cut().await == 1.0).await;
     let after = json!({"model": "sim", "max_tokens": 4, "prompt": "a"});

@@ -124,7 +124,7 @@ async fn streamed_only(trial: &mut Trial, path: &str, body: &Value) -> Vec<Value
 }
 
 #[tokio::test]
-async fn grpc_takes_the_same_options() {
+async fn grpc_takes_flow_and_threshold_as_http_does() {
     let model = "request_flows: [decode_only]\ngate: { kind: engine, index_first: false }";
     let spec = Spec { prefill: 1, decode: 1, model: model.into(), ..Spec::default() };
     let trial = Trial::start(spec).await;

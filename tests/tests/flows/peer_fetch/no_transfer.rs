@@ -27,7 +27,7 @@ async fn no_one_shot(trial: &Trial, body: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn why_nothing_is_fetched() {
+async fn a_dry_run_says_why_nothing_is_fetched() {
     for (model, reason) in [
         (EAGER.replace("two_step", "off"), Value::Null),
         (EAGER.to_owned(), Value::Null),
@@ -56,7 +56,7 @@ async fn why_nothing_is_fetched() {
 }
 
 #[tokio::test]
-async fn why_a_fetch_takes_two_steps() {
+async fn a_dry_run_says_why_a_fetch_takes_two_steps() {
     let engine = |name: &str, config: &mut SimConfig| {
         config.peer_fetch = true;
         config.lease_ms = SHORT_LEASE.as_millis() as u64;
@@ -92,7 +92,7 @@ async fn why_a_fetch_takes_two_steps() {
 }
 
 #[tokio::test]
-async fn why_nothing_is_read_back() {
+async fn a_dry_run_says_why_nothing_is_read_back() {
     let engine = |_: &str, config: &mut SimConfig| config.bidirectional_ttl_ms = Some(480_000);
     let model = "read_back: true".to_owned();
     let spec = Spec { prefill: 1, decode: 1, engine, model, ..Spec::default() };

@@ -46,7 +46,7 @@ fn traced(state: &str, model: &'static str) -> Traced {
     (summary.status, summary.outcome, summary.prompts) = (502, "engine_failed", 2);
     summary.model = Some(model);
     summary.peer_fetch = Some("two_step");
-    let lap =
+    let span =
         |stage, begin, end| StageSpan { prompt: Some(0), stage, begin: ms(begin), end: ms(end) };
     let leg = |kind, span_id, begin, end, outcome| TracedLeg {
         prompt: 0,
@@ -68,15 +68,15 @@ fn traced(state: &str, model: &'static str) -> Traced {
         candidates: 200,
     };
     let spans = Spans {
-        laps: vec![
+        stages: vec![
             StageSpan { prompt: None, stage: Stage::Receive, begin: ms(0), end: ms(1) },
-            lap(Stage::Match, 1, 3),
-            lap(Stage::Pick, 3, 5),
-            lap(Stage::Failed, 5, 9),
-            lap(Stage::PeerFetch, 9, 10),
-            lap(Stage::Prefill, 10, 30),
-            lap(Stage::Pick, 30, 31),
-            lap(Stage::FirstToken, 31, 60),
+            span(Stage::Match, 1, 3),
+            span(Stage::Pick, 3, 5),
+            span(Stage::Failed, 5, 9),
+            span(Stage::PeerFetch, 9, 10),
+            span(Stage::Prefill, 10, 30),
+            span(Stage::Pick, 30, 31),
+            span(Stage::FirstToken, 31, 60),
         ],
         picks: vec![pick],
         legs: vec![
