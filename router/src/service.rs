@@ -187,16 +187,7 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
     let prepared =
         prepare(&core.preparer, call.endpoint, call.body, tenant.as_ref(), scope.memory()).await?;
     prepared.count(&core.metrics);
-    let PreparedRequest {
-        served,
-        endpoint,
-        options,
-        threshold,
-        units,
-        samples_apart,
-        removed,
-        memory,
-    } = prepared;
+    let PreparedRequest { served, endpoint, options, units, .. } = prepared;
     scope.admit_units(units.len())?;
     let flow = call.steering.flow_for(&served.config)?;
     let flow = if endpoint.generates() { flow } else { RequestFlow::Aggregated };
@@ -213,12 +204,12 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
         preparer: Arc::clone(&core.preparer),
         hash_seed: core.cluster.hash_seed,
         served,
-        memory: scope.hold_prepared(memory),
+        memory: scope.hold_prepared(prepared.memory),
         endpoint,
         options,
         flow,
         // The body takes precedence over the header.
-        threshold: threshold.or(call.steering.threshold),
+        threshold: prepared.threshold.or(call.steering.threshold),
         request_id: scope.identity().request_id.clone(),
         traceparent,
         tracestate,
@@ -243,7 +234,7 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
         fallback: context.served.config.cached_tokens_fallback,
         dialect: endpoint.dialect(),
     });
-    let places = Places { n: options.n, samples_apart };
+    let places = Places { n: options.n, samples_apart: prepared.samples_apart };
     let body = match combine(core, scope.memory(), begun, places, detail).await? {
         ReplyBody::Whole(reply) => ReplyBody::Whole(Arc::clone(&context.unread.unread).bind(reply)),
         events => events,
@@ -251,7 +242,7 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
     Ok(Reply {
         route: Route(decisions),
         server_timing: debugs.then(|| context.timeline.server_timing()),
-        removed_fields: removed.header(),
+        removed_fields: prepared.removed.header(),
         body,
     })
 }
