@@ -201,6 +201,9 @@ async fn what_an_engine_claims_costs_no_more_than_the_request_can_have() {
     }
 }
 
+/// The path of a request, its body, and what makes the engine's reply to it.
+type Case<'a> = (&'a str, &'a Value, fn() -> ScriptedReply);
+
 #[tokio::test]
 async fn a_request_of_which_the_engine_does_not_report_all_tokens_costs_what_it_had_reserved() {
     let message = json!({
@@ -209,12 +212,12 @@ async fn a_request_of_which_the_engine_does_not_report_all_tokens_costs_what_it_
     });
     let mut prompt = completion("a b c");
     prompt["max_tokens"] = json!(500);
-    let replies: [(&str, &Value, fn() -> ScriptedReply); 3] = [
+    let cases: [Case<'_>; 3] = [
         (COMPLETIONS, &prompt, || reply_with(&Value::Null)),
         (COMPLETIONS, &prompt, || reply_with(&json!({"prompt_tokens": 2}))),
         (MESSAGES, &message, message_without_usage),
     ];
-    for (path, body, reply) in replies {
+    for (path, body, reply) in cases {
         let mut keys = Keys::empty();
         let acme = keys.tenant("acme");
         let (cluster, _engine) = with_reply(&keys, 5000, reply).await;
