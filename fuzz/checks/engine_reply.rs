@@ -5,6 +5,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use splitrail_api::{JsonObject, usage};
 use splitrail_engine::dialect::Dialect;
+use splitrail_engine::usage::EngineUsage;
 use splitrail_flow::reply::merge;
 
 const BATCH: usize = 3;
@@ -62,6 +63,10 @@ fn is_count(value: &Value) -> bool {
 /// The client reads what it is told, and all else of the usage as it was, without counts that cannot be
 /// read.
 fn told(raw: &str) {
+    for dialect in [Dialect::Chunks, Dialect::Responses, Dialect::Messages] {
+        let is_read = EngineUsage::read(dialect, raw).0.is_some();
+        assert!(!is_read || usage::rewrite(dialect, raw, None).is_some(), "{raw} is billed");
+    }
     let dialects =
         [(Dialect::Chunks, "prompt_tokens_details"), (Dialect::Responses, "input_tokens_details")];
     for (dialect, key) in dialects {
