@@ -54,7 +54,8 @@ pub enum ScriptedReply {
         /// When to end.
         max_bytes: usize,
     },
-    /// Bytes, and more of them once the server is told to `release`, or the other side leaves.
+    /// Bytes at once, and the others when the test calls [`ScriptedServer::release`] or the client
+    /// closes the connection.
     Held {
         /// Status line, headers and what comes at once.
         first: Vec<u8>,

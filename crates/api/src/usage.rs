@@ -1,5 +1,5 @@
-//! Makes and edits the usage that clients get. Which figure of cached tokens the client
-//! gets is decided in `ledger` (`Entry::cached`, `record::reported_cached_tokens`), and this is the rule:
+//! Makes and edits the usage that clients get. Which figure of cached tokens a client gets is
+//! decided in `ledger` (`Entry::cached`, `record::reported_cached_tokens`), by this rule:
 //!
 //! The engine's figure has precedence if the engine gave one: 0 is a figure, `null` and absence are
 //! not. In P/D the figure is the prefill leg's, because this leg computed the prompt; the decode
