@@ -34,6 +34,8 @@ pub(crate) enum AttentionKind {
     ParityMismatch,
     /// The canary of a worker has not ended since the worker joined or came back.
     ParityPending,
+    /// The canary of a worker gave no clear result.
+    ParityUnknown,
     /// A worker takes no part in KV routing for another reason.
     NoKvRouting,
     /// The KV events of a worker do not arrive.
@@ -192,16 +194,14 @@ pub(crate) fn of_worker(worker: &WorkerSnapshot) -> Vec<Attention> {
     found
 }
 
-/// Why a worker takes no part in KV routing. Of a worker that is down, its state says enough.
+/// Why a worker takes no part in KV routing, or takes part untested. Of a worker that is down, its
+/// state says enough.
 fn kv_routing(worker: &WorkerSnapshot) -> Option<Attention> {
     use AttentionKind as Kind;
     let found = match worker.parity.as_str() {
         _ if worker.state == "down" => return None,
-        "mismatch" => {
-            let cause = worker.parity_cause.as_deref().unwrap_or("unknown");
-            let found = Attention::new(Kind::ParityMismatch, format!("parity mismatch: {cause}"));
-            Attention { advice: worker.parity_advice.clone(), ..found }
-        }
+        "mismatch" => of_parity(Kind::ParityMismatch, worker),
+        "unknown" if counts_untested(worker) => of_parity(Kind::ParityUnknown, worker),
         _ if worker.kv_routing || worker.quarantined => return None,
         "pending" => {
             let message = "no KV routing yet: not tested since the worker joined or came back";
@@ -213,6 +213,21 @@ fn kv_routing(worker: &WorkerSnapshot) -> Option<Attention> {
         ),
     };
     Some(found)
+}
+
+/// Whether a worker's overlap counts although its canary gave no clear result. An index without room
+/// is found by itself, and a prompt without exact tokens has no overlap.
+fn counts_untested(worker: &WorkerSnapshot) -> bool {
+    let is_told = |cause: &str| matches!(cause, "over_limit" | "tokenizer_not_exact");
+    let counts = worker.kv_routing && worker.events_origin.is_some() && !worker.events_cut_off;
+    counts && worker.parity_cause.as_deref().is_some_and(|cause| !is_told(cause))
+}
+
+/// The result of a worker's canary, with its cause and what to do.
+fn of_parity(kind: AttentionKind, worker: &WorkerSnapshot) -> Attention {
+    let cause = worker.parity_cause.as_deref().unwrap_or("unknown");
+    let found = Attention::new(kind, format!("parity {}: {cause}", worker.parity));
+    Attention { advice: worker.parity_advice.clone(), ..found }
 }
 
 #[cfg(test)]
@@ -240,6 +255,20 @@ mod tests {
             WorkerSnapshot { parity: "pending".into(), kv_routing: false, ..good.clone() };
         assert_eq!(kinds(untested.clone()), [Kind::ParityPending]);
         assert_eq!(kinds(WorkerSnapshot { state: "down".into(), ..untested }), [Kind::State]);
+        // Without a cause, nothing was tested.
+        let disabled = WorkerSnapshot { parity: "unknown".into(), ..good.clone() };
+        assert!(of_worker(&disabled).is_empty());
+        let unclear = WorkerSnapshot { parity_cause: Some("no_reply".into()), ..disabled };
+        assert!(of_worker(&unclear).is_empty(), "it reports no blocks");
+        let unclear = WorkerSnapshot { events_origin: Some("engine".into()), ..unclear };
+        assert_eq!(kinds(unclear.clone()), [Kind::ParityUnknown]);
+        let estimated =
+            WorkerSnapshot { parity_cause: Some("tokenizer_not_exact".into()), ..unclear.clone() };
+        assert!(of_worker(&estimated).is_empty());
+        let drifts = WorkerSnapshot { kv_routing: false, ..unclear.clone() };
+        assert_eq!(kinds(drifts), [Kind::NoKvRouting]);
+        let cut_off = WorkerSnapshot { events_cut_off: true, ..unclear };
+        assert_eq!(kinds(cut_off), [Kind::EventsCutOff]);
         let worst = WorkerSnapshot {
             state: "draining".into(),
             breakers_open: vec!["decode".into()],

@@ -20,12 +20,11 @@ mod ask;
 mod diagnose;
 mod prompt;
 
-use super::claims::WorkerSource;
-use super::parity::{Cause, Parity, ParityState};
+use super::parity::{Cause, Parity, ParityState, UnclearReason};
 use super::worker::Worker;
 use crate::Cluster;
 use crate::ServedModel;
-use ask::{CanaryRefusal, Reply};
+use ask::Reply;
 use diagnose::{CanaryBlocks, CanaryResult};
 use prompt::Prompt;
 use splitrail_api::text::random_id;
@@ -40,15 +39,9 @@ const EVENTS_PATIENCE: Duration = Duration::from_secs(10);
 const AGAIN_MIN: Duration = Duration::from_secs(1);
 
 /// Asks one worker repeatedly until the task is aborted.
-pub(super) async fn run(
-    cluster: Arc<Cluster>,
-    served: Arc<ServedModel>,
-    worker: Arc<Worker>,
-    leading: WorkerSource,
-) {
+pub(super) async fn run(cluster: Arc<Cluster>, served: Arc<ServedModel>, worker: Arc<Worker>) {
     let config = served.config.canary;
-    let has_shim = leading == WorkerSource::Shim;
-    let canary = Canary { cluster, served, worker: Arc::clone(&worker), has_shim };
+    let canary = Canary { cluster, served, worker: Arc::clone(&worker) };
     let mut standing = worker.parity.follow();
     let mut pause = AGAIN_MIN;
     loop {
@@ -85,8 +78,6 @@ struct Canary {
     cluster: Arc<Cluster>,
     served: Arc<ServedModel>,
     worker: Arc<Worker>,
-    /// Whether a shim reports for the engine.
-    has_shim: bool,
 }
 
 impl Canary {
@@ -97,16 +88,16 @@ impl Canary {
         while !(worker.is_up() && worker.is_probed()) {
             tokio::time::sleep(GLANCE).await;
         }
-        // A worker that has been probed was asked where it publishes.
-        let expects_events = self.has_shim || worker.facts.publishes() == Some(true);
+        // A worker that has been probed was asked where it publishes, or its shim has said it.
+        let expects_events = worker.tells_blocks();
         let has_events = expects_events && self.events_come().await;
         let prompt = match prompt::make(served, worker.facts.context_tokens()).await {
             Ok(prompt) => prompt,
-            Err(why) => return CanaryResult::Unclear(why),
+            Err(reason) => return CanaryResult::Unclear(reason),
         };
         let engine = match ask::tokens(served, worker, &prompt).await {
             Ok(tokens) => tokens,
-            Err(why) => return CanaryResult::Unclear(why),
+            Err(reason) => return CanaryResult::Unclear(reason),
         };
         if let Some(cause) = diagnose::tokens(&prompt.tokens, &engine) {
             return CanaryResult::Differ(cause);
@@ -118,12 +109,12 @@ impl Canary {
             return if compared {
                 CanaryResult::Agree
             } else {
-                CanaryResult::Unclear("not_served_alone")
+                CanaryResult::Unclear(UnclearReason::NotServedAlone)
             };
         }
         match self.serve(&prompt, None, has_events).await {
             CanaryResult::Agree if expects_events && !has_events => {
-                CanaryResult::Unclear("events_cut_off")
+                CanaryResult::Unclear(UnclearReason::EventsCutOff)
             }
             CanaryResult::Agree => self.serve_adapter(&prompt, has_events).await,
             other => other,
@@ -174,7 +165,7 @@ impl Canary {
         let before = worker.event_stats.now();
         let reply = match ask::serve(served, worker, prompt, adapter, &salt).await {
             Ok(reply) => reply,
-            Err(CanaryRefusal(why)) => return CanaryResult::Unclear(why),
+            Err(reason) => return CanaryResult::Unclear(reason),
         };
         let tokens = prompt.sent(reply.is_chat);
         if let Some(cause) = diagnose::count(reply.is_chat, tokens.len(), reply.prompt_tokens) {
@@ -192,7 +183,7 @@ impl Canary {
                 return diagnose::blocks(&CanaryBlocks { witnessed, ..blocks });
             }
             if !self.events_are_current() {
-                return CanaryResult::Unclear("events_cut_off");
+                return CanaryResult::Unclear(UnclearReason::EventsCutOff);
             }
             tokio::time::sleep(GLANCE).await;
         }
@@ -222,29 +213,31 @@ impl Canary {
     fn record(&self, round: u64, result: CanaryResult) {
         let (model, worker) = (self.served.name(), self.worker.id());
         let before = self.worker.parity.parity();
-        let (parity, why) = match result {
-            CanaryResult::Agree => (Parity::Ok, "none"),
-            CanaryResult::Differ(cause) => (Parity::Mismatch(cause), cause.name()),
-            CanaryResult::Unclear(why) => (Parity::Unknown, why),
+        let parity = match result {
+            CanaryResult::Agree => Parity::Ok,
+            CanaryResult::Differ(cause) => Parity::Mismatch(cause),
+            CanaryResult::Unclear(reason) => Parity::Unknown(Some(reason)),
         };
+        let cause = parity.cause_name().unwrap_or("none");
         self.worker.parity.record(round, parity);
-        self.cluster.metrics.canaries.with_label_values(&[model, parity.name(), why]).inc();
+        self.cluster.metrics.canaries.with_label_values(&[model, parity.name(), cause]).inc();
         match parity {
-            Parity::Mismatch(cause) => tracing::error!(
+            Parity::Mismatch(_) => tracing::error!(
                 model,
                 worker,
-                cause = cause.name(),
-                advice = cause.advice(),
+                cause,
+                advice = parity.advice(),
                 "the worker does not agree with the router on prompts and KV blocks: it is \
                  served by load, without KV routing"
             ),
             _ if parity == before => {}
-            // An unclear result does not replace an earlier one.
-            Parity::Unknown if before != Parity::Pending => {
-                tracing::debug!(model, worker, why, "the canary gave no clear result");
+            // An unclear result does not replace an earlier clear one.
+            Parity::Unknown(_) if before != Parity::Pending => {
+                tracing::debug!(model, worker, cause, "the canary gave no clear result");
             }
-            Parity::Unknown => {
-                tracing::warn!(model, worker, why, "the canary gave no clear result");
+            Parity::Unknown(_) => {
+                let advice = parity.advice();
+                tracing::warn!(model, worker, cause, advice, "the canary gave no clear result");
             }
             _ => tracing::info!(model, worker, "the worker agrees on prompts and KV blocks"),
         }

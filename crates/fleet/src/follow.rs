@@ -69,7 +69,7 @@ fn ask(
         let (cluster, served, asked) =
             (Arc::clone(cluster), Arc::clone(served), Arc::clone(worker));
         tasks.spawn(supervise("canary", worker, move || {
-            canary::run(Arc::clone(&cluster), Arc::clone(&served), Arc::clone(&asked), leading)
+            canary::run(Arc::clone(&cluster), Arc::clone(&served), Arc::clone(&asked))
         }));
     }
     if leading == WorkerSource::Shim {

@@ -5,6 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use serde::Serialize;
 use tokio::sync::watch;
 
+mod unclear_reason;
+
+pub use unclear_reason::UnclearReason;
+
 /// The result of the parity canary for one worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parity {
@@ -12,8 +16,8 @@ pub enum Parity {
     Pending,
     /// The worker agrees with the router.
     Ok,
-    /// The canary gave no clear result, or is disabled.
-    Unknown,
+    /// The canary gave no clear result, for this reason; `None` if no canaries are sent.
+    Unknown(Option<UnclearReason>),
     /// The worker does not agree with the router.
     Mismatch(Cause),
 }
@@ -125,7 +129,7 @@ impl Parity {
         match self {
             Self::Pending => "pending",
             Self::Ok => "ok",
-            Self::Unknown => "unknown",
+            Self::Unknown(_) => "unknown",
             Self::Mismatch(_) => "mismatch",
         }
     }
@@ -138,9 +142,28 @@ impl Parity {
         }
     }
 
+    /// The cause of a mismatch, or why the canary gave no clear result: the label in metrics, logs and
+    /// `/admin/workers`.
+    pub fn cause_name(self) -> Option<&'static str> {
+        match self {
+            Self::Mismatch(cause) => Some(cause.name()),
+            Self::Unknown(reason) => reason.map(UnclearReason::name),
+            Self::Pending | Self::Ok => None,
+        }
+    }
+
+    /// What an operator can do about the cause.
+    pub fn advice(self) -> Option<&'static str> {
+        match self {
+            Self::Mismatch(cause) => Some(cause.advice()),
+            Self::Unknown(reason) => reason.map(UnclearReason::advice),
+            Self::Pending | Self::Ok => None,
+        }
+    }
+
     /// Whether the worker's overlap may be used.
     fn is_believed(self) -> bool {
-        matches!(self, Self::Ok | Self::Unknown)
+        matches!(self, Self::Ok | Self::Unknown(_))
     }
 }
 
@@ -165,7 +188,7 @@ pub struct ParityState {
 
 impl Default for ParityMonitor {
     fn default() -> Self {
-        let state = ParityState { round: 0, is_asked: false, parity: Parity::Unknown };
+        let state = ParityState { round: 0, is_asked: false, parity: Parity::Unknown(None) };
         Self { state: watch::Sender::new(state), believed: AtomicBool::new(true) }
     }
 }
@@ -186,7 +209,7 @@ impl ParityMonitor {
         self.change(|state| {
             if state.is_asked != is_asked {
                 state.is_asked = is_asked;
-                state.parity = if is_asked { Parity::Pending } else { Parity::Unknown };
+                state.parity = if is_asked { Parity::Pending } else { Parity::Unknown(None) };
             }
         });
     }
@@ -195,16 +218,17 @@ impl ParityMonitor {
     pub fn forget(&self) {
         self.change(|state| {
             state.round += 1;
-            state.parity = if state.is_asked { Parity::Pending } else { Parity::Unknown };
+            state.parity = if state.is_asked { Parity::Pending } else { Parity::Unknown(None) };
         });
     }
 
     /// Records the result of a canary, unless the round in which it was sent is over. An unclear
-    /// result does not replace an earlier one.
+    /// result does not replace an earlier clear one.
     pub fn record(&self, round: u64, parity: Parity) {
         self.change(|state| {
-            let tells = parity != Parity::Unknown || state.parity == Parity::Pending;
-            if state.round == round && state.is_asked && tells {
+            let is_clear = !matches!(parity, Parity::Unknown(_));
+            let was_clear = matches!(state.parity, Parity::Ok | Parity::Mismatch(_));
+            if state.round == round && state.is_asked && (is_clear || !was_clear) {
                 state.parity = parity;
             }
         });
@@ -240,13 +264,16 @@ mod tests {
         assert_eq!(standing.parity(), Parity::Pending);
         standing.record(1, Parity::Mismatch(Cause::Salt));
         assert!(!standing.is_believed());
-        standing.record(1, Parity::Unknown);
+        standing.record(1, Parity::Unknown(Some(UnclearReason::NoReply)));
         assert!(!standing.is_believed(), "once found, it stands");
         standing.forget();
-        standing.record(2, Parity::Unknown);
-        assert!(standing.is_believed());
+        for reason in [UnclearReason::NoReply, UnclearReason::Refused] {
+            standing.record(2, Parity::Unknown(Some(reason)));
+            assert!(standing.is_believed());
+            assert_eq!(standing.parity(), Parity::Unknown(Some(reason)));
+        }
         standing.set_asked(false);
         standing.record(2, Parity::Mismatch(Cause::Salt));
-        assert_eq!(standing.parity(), Parity::Unknown);
+        assert_eq!(standing.parity(), Parity::Unknown(None));
     }
 }

@@ -12,7 +12,6 @@ use super::context::Admin;
 use crate::ingress::reply::json_reply;
 use splitrail_fleet::ServedModel;
 use splitrail_fleet::Worker;
-use splitrail_fleet::parity::Cause;
 use splitrail_fleet::ranks::{Rank, rank_key};
 use splitrail_fleet::shim_report::EventOrigin;
 use splitrail_policy::Leg;
@@ -79,8 +78,8 @@ pub(super) fn view(admin: &Admin, served: &ServedModel, worker: &Worker) -> Valu
         "prefill_tokens": worker.booked.prefill_tokens(),
         "active_tokens": worker.booked.active_tokens(),
         "parity": parity.name(),
-        "parity_cause": parity.cause(),
-        "parity_advice": parity.cause().map(Cause::advice),
+        "parity_cause": parity.cause_name(),
+        "parity_advice": parity.advice(),
         "kv_routing": worker.takes_part_in_kv_routing(),
         "overlap_discount": worker.drift.discount(),
         "drift": worker.drift.view(),

@@ -85,6 +85,10 @@ pub(crate) const HEALTHY: &[(&str, &str)] = &[
     ("splitrail_worker_parity{model=\"m\",worker=\"p0\",result=\"ok\"}", "1+0x90"),
     ("splitrail_worker_parity{model=\"m\",worker=\"p0\",result=\"mismatch\"}", "0+0x90"),
     ("splitrail_worker_parity{model=\"m\",worker=\"p0\",result=\"pending\"}", "0+0x90"),
+    ("splitrail_worker_parity{model=\"m\",worker=\"p0\",result=\"unknown\"}", "0+0x90"),
+    ("splitrail_canaries_total{model=\"m\",result=\"unknown\",cause=\"no_reply\"}", "3+0x90"),
+    // Model n has no canaries.
+    ("splitrail_worker_parity{model=\"n\",worker=\"w0\",result=\"unknown\"}", "1+0x90"),
     ("splitrail_prompt_length_mismatches_total{model=\"m\"}", "2+0x90"),
     ("splitrail_index_events_current{model=\"m\",worker=\"p0\",origin=\"engine\"}", "1+0x90"),
     (
@@ -126,6 +130,9 @@ const WITH_GAPS: &str = "1+0x4 0 1+0x4 0 1+0x4 0 1+0x4 0 1+0x4 0 1+0x4 0 1+0x4 0
 /// A gauge that changes between 1 and 0 each minute.
 const UP_AND_DOWN: &str = "1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 \
                            1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0";
+
+/// A counter that grows each ten minutes.
+const EVERY_TEN_MINUTES: &str = "0+0x9 1+0x9 2+0x9 3+0x9 4+0x9 5+0x9 6+0x9 7+0x9 8+0x9";
 
 /// An event in the 50th minute of a counter.
 const ONCE: &str = "0+0x49 1+0x40";
@@ -399,6 +406,17 @@ pub(crate) const CASES: &[Case] = &[
             ("splitrail_worker_parity{model=\"m\",worker=\"p0\",result=\"ok\"}", "0+0x90"),
             ("splitrail_worker_parity{model=\"m\",worker=\"p0\",result=\"pending\"}", "1+0x90"),
             ("splitrail_worker_kv_routing_enabled{model=\"m\",worker=\"p0\"}", "0+0x90"),
+        ],
+    ),
+    case(
+        "SplitrailParityUnknown",
+        &[
+            ("splitrail_worker_parity{model=\"m\",worker=\"p0\",result=\"ok\"}", "0+0x90"),
+            ("splitrail_worker_parity{model=\"m\",worker=\"p0\",result=\"unknown\"}", "1+0x90"),
+            (
+                "splitrail_canaries_total{model=\"m\",result=\"unknown\",cause=\"no_reply\"}",
+                EVERY_TEN_MINUTES,
+            ),
         ],
     ),
     case(

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use splitrail_fleet::parity::{Cause, Parity};
+use splitrail_fleet::parity::{Cause, Parity, UnclearReason};
 use splitrail_fleet::state::WorkerState;
 use splitrail_flow::plan::LocalReason;
 use splitrail_kv::Tier;
@@ -347,6 +347,7 @@ fn the_table_has_the_values_that_the_code_gives() {
     check("worker_state", "state", &WorkerState::ALL.map(WorkerState::name));
     check("worker_parity", "result", &Parity::RESULTS);
     check("canaries_total", "cause", &Cause::ALL.map(Cause::name));
+    check("canaries_total", "cause", &UnclearReason::ALL.map(UnclearReason::name));
     check("index_blocks", "tier", &Tier::ALL.map(Tier::name));
     check("overlap_blocks", "role", &[Leg::Prefill, Leg::Decode, Leg::Aggregated].map(Leg::name));
     let reasons = [

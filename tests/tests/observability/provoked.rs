@@ -93,6 +93,19 @@ async fn a_canary_that_does_not_end_fires_parity_pending() {
 }
 
 #[tokio::test]
+async fn a_canary_without_a_clear_result_fires_parity_unknown() {
+    let watched = Watched::start(Spec {
+        model: "canary: { timeout: 500ms, interval: 10m }".into(),
+        engine: |_, config: &mut SimConfig| {
+            config.faults.push(Fault { kind: FaultKind::Hang, times: None });
+        },
+        ..Spec::aggregated(1)
+    })
+    .await;
+    watched.fires(&["SplitrailParityUnknown"]).await;
+}
+
+#[tokio::test]
 async fn a_refused_reload_fires_reload_refused() {
     let watched = Watched::start(Spec::default()).await;
     watched.is_healthy().await;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::{Value, json};
 
+use super::UnclearReason;
 use super::diagnose::CanaryTokens;
 use super::prompt::{Prompt, messages};
 use crate::ServedModel;
@@ -24,9 +25,6 @@ pub(super) struct Reply {
     pub(super) cached_tokens: Option<u64>,
 }
 
-/// The engine did not serve the prompt; a short reason.
-pub(super) struct CanaryRefusal(pub(super) &'static str);
-
 /// Asks the engine for its tokens of the prompt, in the forms for which the router knows them and
 /// the engine has an endpoint. vLLM always has `/tokenize`, and `render` with `--enable-scale-out`.
 ///
@@ -36,7 +34,7 @@ pub(super) async fn tokens(
     served: &ServedModel,
     worker: &Arc<Worker>,
     prompt: &Prompt,
-) -> Result<CanaryTokens, &'static str> {
+) -> Result<CanaryTokens, UnclearReason> {
     let (model, text) = (served.name(), prompt.text.as_str());
     let mut tokens = CanaryTokens::default();
     if prompt.tokens.chat.is_some() {
@@ -69,7 +67,7 @@ pub(super) async fn serve(
     prompt: &Prompt,
     adapter: Option<&str>,
     salt: &str,
-) -> Result<Reply, CanaryRefusal> {
+) -> Result<Reply, UnclearReason> {
     let text = prompt.text.as_str();
     let mut body = json!({
         "model": adapter.unwrap_or(served.name()),
@@ -88,7 +86,7 @@ pub(super) async fn serve(
             false => body["prompt"] = text.into(),
         }
         let shape = Shape::whole(endpoint);
-        let reply = post(served, worker, shape, &body).await.map_err(CanaryRefusal)?;
+        let reply = post(served, worker, shape, &body).await?;
         if let Some(reply) = reply {
             let usage = &reply["usage"];
             return Ok(Reply {
@@ -98,7 +96,7 @@ pub(super) async fn serve(
             });
         }
     }
-    Err(CanaryRefusal("refused"))
+    Err(UnclearReason::Refused)
 }
 
 /// Sends one request; returns `None` if the engine rejects it.
@@ -107,7 +105,7 @@ async fn post(
     worker: &Arc<Worker>,
     shape: Shape,
     body: &Value,
-) -> Result<Option<Value>, &'static str> {
+) -> Result<Option<Value>, UnclearReason> {
     // The rank whose blocks are looked up afterwards.
     let leg_headers = LegHeaders { rank: Some(0), ..LegHeaders::with_random_id() };
     let client = &served.client;
@@ -122,9 +120,9 @@ async fn post(
             ErrorKind::EngineRejected(400 | 404 | 405 | 422) => Ok(None),
             _ => {
                 tracing::debug!(worker = worker.id(), path = shape.path(), %error, "the canary got no reply");
-                Err("no_reply")
+                Err(UnclearReason::NoReply)
             }
         },
-        Err(_) => Err("no_reply_in_time"),
+        Err(_) => Err(UnclearReason::NoReplyInTime),
     }
 }

@@ -2,7 +2,7 @@
 
 use splitrail_prompt::compare::{Difference, SPECIAL_MAX, difference};
 
-use super::Cause;
+use super::{Cause, UnclearReason};
 use crate::event_stats::EventCounts;
 
 /// The tokens of the prompt in its two forms; `None` if unknown.
@@ -21,8 +21,8 @@ pub(super) enum CanaryResult {
     Agree,
     /// The worker does not agree with the router.
     Differ(Cause),
-    /// The canary gave no clear result; a short reason.
-    Unclear(&'static str),
+    /// The canary gave no clear result.
+    Unclear(UnclearReason),
 }
 
 /// What was observed of the prompt's blocks.
@@ -96,7 +96,7 @@ pub(super) fn blocks(seen: &CanaryBlocks) -> CanaryResult {
     let other_size = seen.engine_block_size.is_some_and(|tokens| tokens != seen.block_size);
     let nothing_stored = witnessed.stored == 0;
     if wanted == 0 {
-        return CanaryResult::Unclear("context_too_short");
+        return CanaryResult::Unclear(UnclearReason::ContextTooShort);
     }
     if cached || seen.unsalted {
         return CanaryResult::Differ(Cause::Salt);
@@ -109,8 +109,10 @@ pub(super) fn blocks(seen: &CanaryBlocks) -> CanaryResult {
             CanaryResult::Differ(Cause::BlockSize)
         }
         _ if witnessed.events == 0 => CanaryResult::Differ(Cause::EventsAbsent),
-        _ if seen.is_truncated || witnessed.over_limit > 0 => CanaryResult::Unclear("over_limit"),
-        _ if found > 0 => CanaryResult::Unclear("evicted"),
+        _ if seen.is_truncated || witnessed.over_limit > 0 => {
+            CanaryResult::Unclear(UnclearReason::OverLimit)
+        }
+        _ if found > 0 => CanaryResult::Unclear(UnclearReason::Evicted),
         _ if witnessed.other_rank > 0 && nothing_stored => CanaryResult::Differ(Cause::Rank),
         _ if witnessed.parentless > 0 => CanaryResult::Differ(Cause::UnknownParent),
         _ => CanaryResult::Differ(Cause::Unmatched),

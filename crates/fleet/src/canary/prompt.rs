@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
+use super::UnclearReason;
 use super::diagnose::CanaryTokens;
 use crate::ServedModel;
 use splitrail_api::text::random_id;
@@ -30,20 +31,20 @@ pub(super) struct Prompt {
 /// Makes the prompt on a blocking thread: it has some kilobytes if blocks are large.
 ///
 /// # Errors
-/// A short reason if the router cannot tokenise the prompt.
+/// If the router cannot tokenise the prompt.
 pub(super) async fn make(
     served: &Arc<ServedModel>,
     context_tokens: Option<u32>,
-) -> Result<Prompt, &'static str> {
+) -> Result<Prompt, UnclearReason> {
     let model = Arc::clone(served);
     let work = move || {
         let block_size = model.pool.block_size() as usize;
         let room = context_tokens.map_or(usize::MAX, |tokens| tokens as usize);
         let wanted = (BLOCKS * block_size + 1).min(room.saturating_sub(CONTEXT_SPARE_TOKENS));
-        let model = model.prompt.as_ref().ok_or("no_tokenizer")?;
+        let model = model.prompt.as_ref().ok_or(UnclearReason::TokenizerFailed)?;
         compute(model, wanted, block_size.min(wanted / 2))
     };
-    tokio::task::spawn_blocking(work).await.map_err(|_| "tokenizer_failed")?
+    tokio::task::spawn_blocking(work).await.map_err(|_| UnclearReason::TokenizerFailed)?
 }
 
 /// Makes a prompt of at least `wanted_tokens`, of which at least the first `block_tokens` are
@@ -52,11 +53,14 @@ fn compute(
     model: &PromptModel,
     wanted_tokens: usize,
     block_tokens: usize,
-) -> Result<Prompt, &'static str> {
+) -> Result<Prompt, UnclearReason> {
     let plain = |text: &str, special| match model.tokenize_text(text, special) {
         Ok(tokens) => Ok(tokens.ids),
-        Err(PromptError::Unsupported(_)) => Err("tokenizer_not_exact"),
-        Err(_) => Err("tokenizer_failed"),
+        Err(PromptError::Unsupported(_)) => Err(UnclearReason::TokenizerNotExact),
+        Err(error) => {
+            tracing::error!(%error, "the canary's prompt cannot be tokenised");
+            Err(UnclearReason::TokenizerFailed)
+        }
     };
     let once = plain(SAMPLE, false)?.len().max(1);
     // The first block is always the same, so that an engine that ignores salts is detected. The

@@ -3,12 +3,14 @@
 use std::time::{Duration, Instant};
 
 use serde_json::json;
+use splitrail_fleet::parity::Parity;
 use splitrail_fleet::{CandidateQuery, WorkerSource};
 use splitrail_kv::BlockHash;
 use splitrail_policy::{Candidate, Leg};
 use splitrail_proto::v1;
 use splitrail_proto::v1::attach_request::Message;
 use splitrail_sim::{Role, SimConfig, SimEngine};
+use splitrail_tests::Spec;
 use splitrail_tests::cluster::{Cluster, eventually};
 use splitrail_tests::scripted_server::{ScriptedReply, ScriptedServer};
 use splitrail_tests::shim::{hello, run};
@@ -66,6 +68,29 @@ async fn an_attached_worker_serves_and_what_it_can_do_is_shown() {
     assert_eq!(shown["context_tokens"], 4096);
     assert_eq!(shown["events_origin"], "shim");
     assert_eq!(shown["supports_cache_hit_threshold"], true);
+}
+
+#[tokio::test]
+async fn an_attached_worker_without_kv_events_is_tested_by_its_tokens() {
+    let spec = Spec {
+        fleet: true,
+        model: "discovery: [{ kind: shim }]\ncanary: { timeout: 5s, interval: 10m }".into(),
+        ..Spec::aggregated(1)
+    };
+    let router = Cluster::start(spec).await;
+    let engine = SimConfig { role: Role::Both, ..SimConfig::default() };
+    let engine = SimEngine::start(engine).await.expect("an engine");
+    let capabilities =
+        v1::Capabilities { publishes_kv_events: Some(false), ..v1::Capabilities::default() };
+    let hello = v1::Hello { capabilities: Some(capabilities), ..hello("s0", &engine.url()) };
+    let shim = attach(&router, hello).await;
+    shim.load(0, 0).await;
+    eventually("it has been tested", async || {
+        worker(&router, "s0").is_some_and(|worker| worker.parity.parity() == Parity::Ok)
+    })
+    .await;
+    let unclear = [("result", "unknown")];
+    assert_eq!(router.metric("splitrail_canaries_total", &unclear).await, 0.0);
 }
 
 #[tokio::test]

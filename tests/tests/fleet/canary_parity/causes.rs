@@ -1,6 +1,7 @@
 //! Each way to disagree has its name.
 
 use splitrail_sim::{EventForm, FaultKind, HashForm, PromptDialect, SimConfig};
+use splitrail_tests::cluster::eventually;
 use splitrail_tests::{Cluster, Spec};
 
 use super::support::{ask, faulty, one, overlap, settled, text, worker};
@@ -32,6 +33,41 @@ async fn check_in(spec: Spec, cause: &str) {
     ask(&cluster, &prompt).await;
     let again = ask(&cluster, &prompt).await;
     assert_eq!(overlap(&cluster, &again).await, (0, 0.0), "nothing is believed");
+}
+
+/// The canary of a worker gives no clear result for this reason: its overlap counts, and everybody
+/// can see why nobody knows whether that is right.
+async fn check_unclear(engine: fn(&str, &mut SimConfig), cause: &str) {
+    let model = "canary: { timeout: 500ms, interval: 10m }";
+    let cluster = Cluster::start(Spec { model: model.into(), ..one(engine) }).await;
+    eventually("a canary has ended", async || worker(&cluster, "w0").await["parity"] != "pending")
+        .await;
+    let seen = worker(&cluster, "w0").await;
+    assert_eq!((&seen["parity"], &seen["kv_routing"]), (&"unknown".into(), &true.into()));
+    assert_eq!(seen["parity_cause"], cause);
+    assert!(seen["parity_advice"].as_str().is_some_and(|advice| advice.len() > 20), "{seen}");
+    let asked = [("model", "sim"), ("result", "unknown"), ("cause", cause)];
+    assert!(cluster.metric("splitrail_canaries_total", &asked).await >= 1.0);
+}
+
+#[tokio::test]
+async fn a_canary_that_is_refused() {
+    let refuse: fn(&str, &mut SimConfig) =
+        |_, config| faulty(config, FaultKind::Status { status: 400 });
+    check_unclear(refuse, "refused").await;
+}
+
+#[tokio::test]
+async fn a_canary_that_fails() {
+    let fail: fn(&str, &mut SimConfig) =
+        |_, config| faulty(config, FaultKind::Status { status: 500 });
+    check_unclear(fail, "no_reply").await;
+}
+
+#[tokio::test]
+async fn a_canary_that_hangs() {
+    let hang: fn(&str, &mut SimConfig) = |_, config| faulty(config, FaultKind::Hang);
+    check_unclear(hang, "no_reply_in_time").await;
 }
 
 macro_rules! causes {

@@ -109,11 +109,11 @@ fn blocks_that_are_not_found_name_why() {
 #[test]
 fn missing_blocks_with_other_possible_reasons_are_no_mismatch() {
     let part = CanaryBlocks { found: 1, ..GOOD };
-    assert_eq!(blocks(&part), CanaryResult::Unclear("evicted"));
+    assert_eq!(blocks(&part), CanaryResult::Unclear(UnclearReason::Evicted));
     let full = CanaryBlocks { found: 0, is_truncated: true, ..GOOD };
-    assert_eq!(blocks(&full), CanaryResult::Unclear("over_limit"));
+    assert_eq!(blocks(&full), CanaryResult::Unclear(UnclearReason::OverLimit));
     let short = CanaryBlocks { wanted: 0, found: 0, ..GOOD };
-    assert_eq!(blocks(&short), CanaryResult::Unclear("context_too_short"));
+    assert_eq!(blocks(&short), CanaryResult::Unclear(UnclearReason::ContextTooShort));
 }
 
 proptest! {
