@@ -277,8 +277,8 @@ impl PrefillReply {
         Lease::new(self.begun, lease, None, tokio::time::Instant::now())
     }
 
-    /// Enters the usage in the ledger. `carried` is the count of cached tokens of an engine that pushes,
-    /// which is used if there is no other one.
+    /// Enters the usage in the ledger. `carried` is the count of cached tokens in the hand-off, or of
+    /// an engine that pushes, which is used if the usage has none.
     pub(super) fn report(
         &self,
         context: &Context,
@@ -287,7 +287,7 @@ impl PrefillReply {
         carried: Option<u32>,
     ) {
         let prompt_tokens = self.usage.map(|usage| usage.prompt_tokens);
-        let cached_tokens = self.cached_tokens().or(carried);
+        let cached_tokens = self.usage.and_then(|usage| usage.cached_tokens).or(carried);
         if let Some(leg) = decision.prefill_reported(prompt_tokens, cached_tokens) {
             check_reply(&context.metrics, &context.served, worker, &leg, self.usage.is_some());
         }
@@ -435,7 +435,11 @@ async fn prefill(
     } else {
         let hand_off = said.hand_off(worker);
         note(worker, context.endpoint, &hand_off);
-        said.report(context, decision, worker, None);
+        let carried = match &hand_off {
+            Ok(Ok(hand_off)) => hand_off.remote_prefill_cached_tokens(),
+            _ => None,
+        };
+        said.report(context, decision, worker, carried);
         let hand_off = match hand_off? {
             Ok(hand_off) => hand_off,
             Err(reason) => return Ok(Err(reason)),
