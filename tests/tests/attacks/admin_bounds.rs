@@ -1,7 +1,9 @@
 //! What clients of the admin listener can take from those of the front door.
 
 use serde_json::json;
-use splitrail_proto::v1::{ExplainRequest, explain_request::Subject};
+use splitrail_proto::v1::explain_request::Subject;
+use splitrail_proto::v1::generate_request::Prompt;
+use splitrail_proto::v1::{ExplainRequest, GenerateRequest, TokenIds};
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::grpc::{grpc_client, text_request};
 use splitrail_tests::raw::{exchange, request};
@@ -114,11 +116,11 @@ async fn what_is_prepared_to_be_explained_is_in_the_share_of_its_sender() {
         })
         .await;
     }
-    // Over gRPC, a message is held beside what it is decoded to.
+    // Over gRPC, an id takes a byte of the message, sixteen decoded, and two and a half of block hashes.
     for (percent, is_explained) in [(95, false), (75, true)] {
-        let members = json!({"user": "u".repeat(MIB * percent / 200)});
-        let subject = Subject::Request(text_request("a", &members.to_string()));
-        let asked = ExplainRequest { subject: Some(subject) };
+        let prompt = Prompt::TokenIds(TokenIds { ids: vec![100; MIB * percent / 1950] });
+        let request = GenerateRequest { prompt: Some(prompt), ..text_request("", "") };
+        let asked = ExplainRequest { subject: Some(Subject::Request(request)) };
         let explained = grpc_client(solo.router.grpc).explain(asked).await;
         assert_eq!(explained.is_ok(), is_explained, "{percent} %: {explained:?}");
     }
