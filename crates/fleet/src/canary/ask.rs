@@ -116,13 +116,14 @@ async fn post(
     };
     match tokio::time::timeout(served.config.canary.timeout, exchange).await {
         Ok(Ok(reply)) => Ok(serde_json::from_slice(&reply).ok()),
-        Ok(Err(error)) => match error.kind() {
-            ErrorKind::EngineRejected(400 | 404 | 405 | 422) => Ok(None),
-            _ => {
-                tracing::debug!(worker = worker.id(), path = shape.path(), %error, "the canary got no reply");
-                Err(UnclearReason::NoReply)
+        Ok(Err(error)) => {
+            let path = shape.path();
+            tracing::debug!(worker = worker.id(), path, %error, "the engine did not serve the canary");
+            match error.kind() {
+                ErrorKind::EngineRejected(400 | 404 | 405 | 422) => Ok(None),
+                _ => Err(UnclearReason::NoReply),
             }
-        },
+        }
         Err(_) => Err(UnclearReason::NoReplyInTime),
     }
 }

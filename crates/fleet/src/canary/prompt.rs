@@ -41,8 +41,15 @@ pub(super) async fn make(
         let block_size = model.pool.block_size() as usize;
         let room = context_tokens.map_or(usize::MAX, |tokens| tokens as usize);
         let wanted = (BLOCKS * block_size + 1).min(room.saturating_sub(CONTEXT_SPARE_TOKENS));
-        let model = model.prompt.as_ref().ok_or(UnclearReason::TokenizerFailed)?;
-        compute(model, wanted, block_size.min(wanted / 2))
+        let tokenizer = model.prompt.as_ref().ok_or(UnclearReason::TokenizerFailed)?;
+        compute(tokenizer, wanted, block_size.min(wanted / 2)).map_err(|error| match error {
+            PromptError::Unsupported(_) => UnclearReason::TokenizerNotExact,
+            error => {
+                let model = model.name();
+                tracing::error!(model, %error, "the canary's prompt cannot be tokenised");
+                UnclearReason::TokenizerFailed
+            }
+        })
     };
     tokio::task::spawn_blocking(work).await.map_err(|_| UnclearReason::TokenizerFailed)?
 }
@@ -53,15 +60,8 @@ fn compute(
     model: &PromptModel,
     wanted_tokens: usize,
     block_tokens: usize,
-) -> Result<Prompt, UnclearReason> {
-    let plain = |text: &str, special| match model.tokenize_text(text, special) {
-        Ok(tokens) => Ok(tokens.ids),
-        Err(PromptError::Unsupported(_)) => Err(UnclearReason::TokenizerNotExact),
-        Err(error) => {
-            tracing::error!(%error, "the canary's prompt cannot be tokenised");
-            Err(UnclearReason::TokenizerFailed)
-        }
-    };
+) -> Result<Prompt, PromptError> {
+    let plain = |text: &str, special| model.tokenize_text(text, special).map(|tokens| tokens.ids);
     let once = plain(SAMPLE, false)?.len().max(1);
     // The first block is always the same, so that an engine that ignores salts is detected. The
     // rest is new each time, so that blocks that are found come from this canary.

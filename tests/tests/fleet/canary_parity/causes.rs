@@ -35,8 +35,8 @@ async fn check_in(spec: Spec, cause: &str) {
     assert_eq!(overlap(&cluster, &again).await, (0, 0.0), "nothing is believed");
 }
 
-/// The canary of a worker gives no clear result for this reason: its overlap counts, and everybody
-/// can see why nobody knows whether that is right.
+/// The canary of a worker gives no clear result for this reason: the worker's overlap counts, and
+/// `/admin/workers` and the metrics show the cause.
 async fn check_unclear(engine: fn(&str, &mut SimConfig), cause: &str) {
     let model = "canary: { timeout: 500ms, interval: 10m }";
     let cluster = Cluster::start(Spec { model: model.into(), ..one(engine) }).await;
@@ -51,23 +51,18 @@ async fn check_unclear(engine: fn(&str, &mut SimConfig), cause: &str) {
 }
 
 #[tokio::test]
-async fn a_canary_that_is_refused() {
-    let refuse: fn(&str, &mut SimConfig) =
-        |_, config| faulty(config, FaultKind::Status { status: 400 });
-    check_unclear(refuse, "refused").await;
+async fn a_canary_that_is_rejected_shows_that_the_worker_is_untested() {
+    check_unclear(|_, config| faulty(config, FaultKind::Status { status: 400 }), "refused").await;
 }
 
 #[tokio::test]
-async fn a_canary_that_fails() {
-    let fail: fn(&str, &mut SimConfig) =
-        |_, config| faulty(config, FaultKind::Status { status: 500 });
-    check_unclear(fail, "no_reply").await;
+async fn a_canary_that_fails_shows_that_the_worker_is_untested() {
+    check_unclear(|_, config| faulty(config, FaultKind::Status { status: 500 }), "no_reply").await;
 }
 
 #[tokio::test]
-async fn a_canary_that_hangs() {
-    let hang: fn(&str, &mut SimConfig) = |_, config| faulty(config, FaultKind::Hang);
-    check_unclear(hang, "no_reply_in_time").await;
+async fn a_canary_without_a_reply_shows_that_the_worker_is_untested() {
+    check_unclear(|_, config| faulty(config, FaultKind::Hang), "no_reply_in_time").await;
 }
 
 macro_rules! causes {
