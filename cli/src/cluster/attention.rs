@@ -24,7 +24,7 @@ pub(crate) enum AttentionKind {
     BrokerDisconnected,
     /// The replica has refused requests because of load.
     ShedsRequests,
-    /// A worker is down, ejected, or leaves.
+    /// A worker is down, ejected, stuck, or leaves.
     State,
     /// A worker is drained.
     Draining,
@@ -153,7 +153,7 @@ pub(crate) fn of_worker(worker: &WorkerSnapshot) -> Vec<Attention> {
     let mut found = Vec::new();
     let why = &worker.state_why;
     match worker.state.as_str() {
-        "down" | "ejected" | "left" => {
+        "down" | "ejected" | "stuck" | "left" => {
             found.push(Attention::new(Kind::State, format!("{}: {why}", worker.state)));
         }
         "draining" => {

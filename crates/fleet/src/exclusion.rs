@@ -70,6 +70,7 @@ pub fn veto_by_health(worker: &Worker, leg: Leg, now: Instant) -> Option<VetoRea
         WorkerState::Down => Some(VetoReason::Down),
         WorkerState::Draining if worker.is_quarantined() => Some(VetoReason::Quarantined),
         WorkerState::Draining => Some(VetoReason::Draining),
+        WorkerState::Stuck => Some(VetoReason::Stuck),
         WorkerState::Left => Some(VetoReason::Left),
         WorkerState::Joining | WorkerState::Warming | WorkerState::Serving => {
             let shut = worker.serves(leg) && !worker.breaker(leg).allows(now);

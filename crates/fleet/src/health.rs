@@ -1,5 +1,5 @@
-//! Ejects workers of a model that perform much worse than their peers, and ends slow starts and
-//! ejections when their time is over.
+//! Ejects workers of a model that perform much worse than their peers, ends slow starts and ejections
+//! when their time is over, and finds workers that are stuck.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::ServedModel;
 use splitrail_config::model::{EjectionConfig, Role};
 use splitrail_workload::ejection::{Record, lasts, outliers};
 
-/// Interval at which ends of slow starts and ejections are checked.
+/// Interval at which ends of slow starts and ejections are checked, and the progress of workers.
 const TICK: Duration = Duration::from_millis(100);
 
 /// Watches a model until the task is aborted.
@@ -27,6 +27,7 @@ pub(super) async fn run(served: Arc<ServedModel>) {
         let now = Instant::now();
         let roster = served.pool.roster();
         end_times(&roster, config.slow_start, now);
+        roster.iter().for_each(|worker| check_progress(worker, now));
         if now >= next_look {
             next_look = now + config.ejection.interval;
             look(&roster, &config.ejection, now);
@@ -46,6 +47,22 @@ fn end_times(roster: &Roster, slow_start: Duration, now: Instant) {
             }
             _ => {}
         }
+    }
+}
+
+/// Takes a worker out of service that makes no progress, or back into service.
+fn check_progress(worker: &Worker, now: Instant) {
+    match worker.progress.stuck_for(now) {
+        Some(silent) => {
+            let seconds = silent.as_secs_f64();
+            let legs = worker.booked.requests();
+            let why = format!("no sign of work for {seconds:.1} s, although {legs} legs wait");
+            worker.lifecycle.change(Event::Stall, why);
+        }
+        None if worker.state() == WorkerState::Stuck => {
+            worker.lifecycle.change(Event::Progress, "it shows work again, or no leg waits");
+        }
+        None => {}
     }
 }
 

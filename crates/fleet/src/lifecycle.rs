@@ -83,7 +83,7 @@ impl Lifecycle {
             (from.name(), to)
         };
         let (model, worker) = (&self.model, &self.worker);
-        if matches!(to, WorkerState::Down | WorkerState::Ejected) {
+        if matches!(to, WorkerState::Down | WorkerState::Ejected | WorkerState::Stuck) {
             tracing::warn!(
                 model,
                 worker,

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! joining -> warming -> serving -> ejected -> warming
+//!    each of the first three -> stuck -> serving
 //!    any of them -> down -> warming;  -> draining -> joining;  -> left
 //! ```
 
@@ -23,6 +24,9 @@ pub enum WorkerState {
     Draining = 5,
     /// Removed from the fleet. Final.
     Left = 6,
+    /// Its engine makes no progress with the legs that it was sent, whatever its probes answer. It
+    /// gets no new work until it makes progress or has no leg left.
+    Stuck = 7,
 }
 
 /// What happens to a worker.
@@ -38,6 +42,10 @@ pub enum Event {
     Eject,
     /// The time of the ejection is over.
     Readmit,
+    /// A leg waits for much longer than predicted, without any sign of work.
+    Stall,
+    /// There is a sign of work, or no leg that waits.
+    Progress,
     /// An operator or the shim drains the worker.
     Drain,
     /// An operator or the shim ends the draining.
@@ -48,7 +56,7 @@ pub enum Event {
 
 impl WorkerState {
     /// All states, in the order of their numbers.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Joining,
         Self::Warming,
         Self::Serving,
@@ -56,6 +64,7 @@ impl WorkerState {
         Self::Down,
         Self::Draining,
         Self::Left,
+        Self::Stuck,
     ];
 
     /// The label in metrics, logs and the admin listener.
@@ -68,6 +77,7 @@ impl WorkerState {
             Self::Down => "down",
             Self::Draining => "draining",
             Self::Left => "left",
+            Self::Stuck => "stuck",
         }
     }
 
@@ -78,7 +88,7 @@ impl WorkerState {
 
     /// The state after an event; `None` if the state does not change.
     pub fn after(self, event: Event) -> Option<Self> {
-        use WorkerState::{Down, Draining, Ejected, Joining, Left, Serving, Warming};
+        use WorkerState::{Down, Draining, Ejected, Joining, Left, Serving, Stuck, Warming};
         Some(match (self, event) {
             (Left, _) => return None,
             (_, Event::Leave) => Left,
@@ -86,7 +96,10 @@ impl WorkerState {
             (Draining, _) | (_, Event::Undrain) => return None,
             (_, Event::Drain) => Draining,
             (Joining | Down, Event::Alive) => Warming,
-            (Joining | Warming | Serving | Ejected, Event::Dead) => Down,
+            (Joining | Warming | Serving | Ejected | Stuck, Event::Dead) => Down,
+            (Joining | Warming | Serving, Event::Stall) => Stuck,
+            (Stuck, Event::Progress) => Serving,
+            (Stuck, _) | (_, Event::Stall | Event::Progress) => return None,
             (Warming, Event::Warm) => Serving,
             (Warming | Serving, Event::Eject) => Ejected,
             (Ejected, Event::Readmit) => Warming,
@@ -109,12 +122,14 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const EVENTS: [Event; 8] = [
+    const EVENTS: [Event; 10] = [
         Event::Alive,
         Event::Dead,
         Event::Warm,
         Event::Eject,
         Event::Readmit,
+        Event::Stall,
+        Event::Progress,
         Event::Drain,
         Event::Undrain,
         Event::Leave,

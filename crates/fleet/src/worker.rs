@@ -44,6 +44,7 @@ use splitrail_workload::costs::Costs;
 use splitrail_workload::endpoint_support::EndpointSupport;
 use splitrail_workload::fetches::PeerFetches;
 use splitrail_workload::pace::Pace;
+use splitrail_workload::progress::Progress;
 
 mod succession;
 
@@ -137,6 +138,8 @@ pub struct Worker {
     breakers: [Breaker; 2],
     /// How fast the engine's queue moves.
     pub pace: Pace,
+    /// Whether the engine makes progress with its legs.
+    pub progress: Arc<Progress>,
     /// The time of the last report that no request waits in the engine's queue.
     idle_at: ArcSwapOption<Instant>,
     /// The last load report.
@@ -198,6 +201,7 @@ impl Worker {
             supports_cache_hit_threshold,
             breakers: [BreakerConfig::default(); 2].map(Breaker::new),
             pace: Pace::default(),
+            progress: Arc::default(),
             idle_at: ArcSwapOption::empty(),
             load: ArcSwap::default(),
         }
@@ -452,6 +456,9 @@ impl Worker {
         if load.waiting == Some(0) {
             self.idle_at.store(Some(Arc::new(asked)));
         }
+        if load.tokens_total > self.load.load().load.tokens_total {
+            self.progress.record_sign();
+        }
         self.load.store(Arc::new(LoadReport { asked: Some(asked), load }));
     }
 
@@ -484,7 +491,10 @@ impl Worker {
     pub fn book(&self, rank: Option<u16>, prefill_tokens: u64, active_tokens: u64) -> Booking {
         let of_rank = rank.and_then(|rank| self.ranks.get(rank));
         let of_rank = of_rank.map(|rank| Arc::clone(&rank.booked));
+        let (now, requests) = (Instant::now(), u64::from(self.booked.requests()) + 1);
+        let times = self.costs.leg_times(now, prefill_tokens, active_tokens, requests);
         Booking::both(Arc::clone(&self.booked), of_rank, prefill_tokens, active_tokens)
+            .with_progress(self.progress.begin(times, now))
     }
 
     /// Whether the worker's role allows a leg.

@@ -20,6 +20,7 @@ use splitrail_ledger::timeline::LegSpan;
 use splitrail_policy::Leg;
 use splitrail_telemetry::Metrics;
 use splitrail_workload::Booking;
+use splitrail_workload::progress::Awaited;
 
 /// Usage of which nothing can be read, for a client.
 const NO_USAGE: &str = "null";
@@ -73,6 +74,12 @@ impl Account {
             message_start: None,
             leg,
         }
+    }
+
+    /// Records that the leg has been sent, and nothing else keeps its engine from answering.
+    pub(super) fn await_reply(&self, is_streamed: bool) {
+        let awaited = if is_streamed { Awaited::FirstOutput } else { Awaited::WholeReply };
+        self.booking.set_awaited(awaited);
     }
 
     /// Evaluates the engine's usage object and returns the one for the client, who gets it if
@@ -146,7 +153,9 @@ impl Account {
         if !has_usage && self.message_start.is_some() {
             self.settle("{}", None, false);
         }
-        self.leg.end(Instant::now(), "ok");
+        let now = Instant::now();
+        self.booking.reply_done(now);
+        self.leg.end(now, "ok");
         self.worker.record(Leg::Decode, None);
         if let Some(leg) = self.decision.reply_completed() {
             check_reply(&self.metrics, &self.served, &self.worker, &leg, has_usage);

@@ -24,6 +24,7 @@ use splitrail_fleet::{Exclusion, ServedModel, Worker};
 use splitrail_ledger::leg::{LegFacts, LegKind};
 use splitrail_ledger::timeline::Stage;
 use splitrail_ledger::veto::VetoReason;
+use splitrail_workload::progress::Awaited;
 
 /// Runs a request of an auxiliary endpoint until its reply has arrived.
 ///
@@ -82,11 +83,12 @@ async fn ask(
     let started = Instant::now();
     let mut leg = prompt.leg(LegKind::Decode, worker);
     let mut leg_headers = traced(attempt(context, decision), &leg);
-    let mut _booking = None;
+    let mut booked = None;
     if endpoint.computes() {
         let leg = LegFacts::new(LegKind::Decode, worker.id(), expected(context, unit, placed));
         decision.decode_sent(leg);
-        _booking = Some(book(context, unit, placed, started, false));
+        let booking = booked.insert(book(context, unit, placed, started, false));
+        booking.set_awaited(Awaited::WholeReply);
         leg_headers = LegHeaders { prefill_tokens: Some(unit.weight_tokens), ..leg_headers };
     }
     let call = async {
@@ -96,6 +98,7 @@ async fn ask(
     };
     let reply = within_reply(context, worker, call).await;
     let reply = reply.map_err(|error| endpoint_error(error, worker, endpoint));
+    booked.iter().filter(|_| reply.is_ok()).for_each(|booking| booking.reply_done(Instant::now()));
     let (stage, outcome) = match &reply {
         Ok(_) => (Stage::FirstToken, "ok"),
         Err(error) => (Stage::Failed, error.outcome()),

@@ -65,6 +65,7 @@ pub(super) async fn generate(
     let leg_headers = &LegHeaders { prefill_tokens: Some(to_compute), ..leg_headers };
     let sending = &ReplyLeg { leg_headers, ..*sending };
     let account = Account::open(sending, started, handed_over, leg);
+    account.await_reply(prompt.context.options.stream);
     let staged_now = prefilled.as_mut().and_then(|prefilled| prefilled.staged.as_mut());
     let hand_off = staged_now.and_then(Staged::spend);
     let carried = hand_off.as_deref().map_or(DecodeParams::Nothing, DecodeParams::Params);

@@ -39,6 +39,7 @@ use splitrail_ledger::timeline::{LegSpan, PromptClock};
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
 use splitrail_workload::Booking;
+use splitrail_workload::progress::Awaited;
 
 mod chat;
 mod exact;
@@ -380,6 +381,7 @@ async fn ask(prompt: PromptContext<'_>, placed: &PlacedLeg) -> Result<Successor,
         body.set("cache_hit_threshold", threshold.to_string());
     }
     let booking = book(context, unit, placed, Instant::now(), true);
+    booking.set_awaited(Awaited::FirstOutput);
     let body = legs::generate(body, Endpoint::Completions, context.options, DecodeParams::Nothing)?;
     let body: RevocableBody = body.into();
     let sending = ReplyLeg { prompt, leg_headers: &leg_headers, placed, threshold };

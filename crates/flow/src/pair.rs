@@ -314,6 +314,7 @@ async fn run_both_legs(
         prefilled = &mut prefilling => {
             let handed_over = prefilled.map_err(PairFailure::Prefill).and_then(|prefilled| {
                 record_prefill(sending, &prefill.worker, params, &prefilled)?;
+                account.await_reply(context.options.stream);
                 Ok(prefilled)
             });
             let prefilled = match handed_over {

@@ -41,6 +41,7 @@ use splitrail_ledger::leg::LegKind;
 use splitrail_ledger::timeline::Stage;
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
+use splitrail_workload::progress::Awaited;
 
 /// The attempts of one prompt's prefill leg.
 pub(super) struct PrefillAttempts {
@@ -332,6 +333,7 @@ pub(super) async fn send(
     let uncached = uncached_tokens(context, unit, placed.speculative_blocks);
     worker.breaker(Leg::Prefill).begin(started);
     let mut booking = book(context, unit, placed, started, true);
+    booking.set_awaited(Awaited::FirstOutput);
     let mut leg = prompt.leg(LegKind::Prefill, worker);
     let leg_headers = traced(placed.pinned(leg_headers), &leg);
     let leg_headers = LegHeaders { prefill_tokens: Some(uncached), ..leg_headers };

@@ -26,6 +26,7 @@ use splitrail_api::JsonObject;
 use splitrail_api::error::{Error, ErrorKind, Fault};
 use splitrail_api::usage::rewrite;
 use splitrail_policy::Leg;
+use splitrail_workload::progress::Awaited;
 
 /// A whole reply, which began to arrive at `begun`: the engine's reply with the client's usage.
 pub(super) fn whole(
@@ -183,7 +184,7 @@ impl UnitStream {
                     self.reader.pass_on(&held);
                     held
                 }
-                None => match self.reader.next().await {
+                None => match self.next_of_engine().await {
                     Ok(Some(data)) => {
                         self.observe_gap();
                         data
@@ -227,6 +228,11 @@ impl UnitStream {
     async fn relay_sized(mut self: Box<Self>, event: Bytes) -> Result<(Relayed, Box<Self>), Error> {
         let (preparer, bytes) = (Arc::clone(&self.preparer), event.len());
         preparer.run_sized(bytes, move || (self.relay_in_place(event), self)).await
+    }
+
+    async fn next_of_engine(&mut self) -> Result<Option<Bytes>, Error> {
+        self.account.booking.set_awaited(Awaited::NextOutput);
+        self.reader.next().await
     }
 
     fn observe_gap(&mut self) {

@@ -42,12 +42,16 @@ pub enum VetoReason {
     Quarantined,
     /// Health: it fails or lags much more than the other workers of its role.
     Ejected,
+    /// Health: it makes no progress with the legs that it was sent.
+    Stuck,
     /// Health: it is no longer part of the fleet.
     Left,
     /// Load: it is saturated (see `saturation`), and other workers are not.
     Busy,
     /// Load: it is in its slow start, and this request is not in its share.
     SlowStart,
+    /// Load: the request has waited for it for as long as that was worth, and others are idle.
+    Occupied,
 }
 
 impl VetoReason {

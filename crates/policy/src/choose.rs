@@ -52,6 +52,8 @@ pub enum Veto {
     Busy,
     /// The worker is in its slow start, and this request is not in its share.
     SlowStart,
+    /// The request has waited for the worker for as long as it was worth, and other workers are idle.
+    Occupied,
 }
 
 /// Chooses one of the candidates; `None` if there are none.
@@ -116,6 +118,27 @@ impl Choice {
         self.runner_up = cheapest_but(eligible, costs, self.index);
         self.margin = self.runner_up.map_or(0.0, |other| costs[other] - costs[self.index]);
         true
+    }
+
+    /// For how many milliseconds it is worth to wait for the chosen candidate, instead of taking one of
+    /// those that are `idle`: until the cost, with the wait, is that of the cheapest of these. It is at
+    /// least the predicted wait. `None` if none is idle.
+    pub(crate) fn price_of_waiting_ms(
+        &self,
+        idle: impl Iterator<Item = CandidateIndex>,
+    ) -> Option<f64> {
+        let chosen = self.terms.get(self.index.0).copied().unwrap_or_default();
+        let soonest_ms = idle.map(|index| self.costs[index]).min_by(f64::total_cmp)?;
+        Some(soonest_ms - (self.costs[self.index] - chosen.wait_ms))
+    }
+
+    /// Corrects the vetoes of a choice among idle candidates, for which all others counted as down.
+    pub(crate) fn veto_occupied(&mut self, candidates: &[Candidate]) {
+        for (veto, candidate) in self.vetoes.iter_mut().zip(candidates) {
+            if *veto == Some(Veto::Down) && candidate.up {
+                *veto = Some(Veto::Occupied);
+            }
+        }
     }
 
     /// Determines which candidates can be chosen.

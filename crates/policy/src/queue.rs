@@ -21,6 +21,10 @@
 //! request waits for it. Otherwise the request waits for that worker and does not take a worse one.
 //! Because waiting requests count, a popular prefix does not hold up its requests while other
 //! workers are idle.
+//!
+//! **No request waits for longer than it is worth.** A worker may be slower than predicted, or hang.
+//! While another worker is idle, a request waits for a better one until the cost of its choice, with
+//! the time that it has waited, is that of the idle worker; then it takes the idle one.
 
 mod fair;
 mod goal;
@@ -196,6 +200,8 @@ struct WaitingItem<T> {
     number: u64,
     /// The shortest predicted prefill on any worker, as of the last evaluation.
     prefill_ms: f64,
+    /// Until when the request waits for a certain worker although another one is idle.
+    waits_until_ns: Option<u64>,
 }
 
 impl<T> Queue<T> {
@@ -242,7 +248,7 @@ impl<T> Queue<T> {
         let number = self.next_number;
         self.next_number += 1;
         self.fair.joined(item.tenant);
-        self.waiting.push(WaitingItem { item, number, prefill_ms });
+        self.waiting.push(WaitingItem { item, number, prefill_ms, waits_until_ns: None });
         Ok(Ticket(number))
     }
 

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
 use super::costs::PromptWork;
+use super::progress::{Awaited, LegProgress};
 
 /// Sums of a worker's bookings. Relaxed atomics suffice, because the counters are only statistics
 /// for placement.
@@ -45,6 +46,8 @@ pub struct Booking {
     active_tokens: u64,
     /// The prompt's place in the worker's queue, if the worker computes it.
     work: Option<PromptWork>,
+    /// The signs of work that the worker gives for the leg.
+    progress: Option<LegProgress>,
 }
 
 impl Booking {
@@ -60,8 +63,9 @@ impl Booking {
         prefill_tokens: u64,
         active_tokens: u64,
     ) -> Self {
-        let (requests, work) = (1, None);
-        let booking = Self { booked, of_rank, requests, prefill_tokens, active_tokens, work };
+        let (requests, work, progress) = (1, None, None);
+        let booking =
+            Self { booked, of_rank, requests, prefill_tokens, active_tokens, work, progress };
         for booked in booking.places() {
             booked.requests.fetch_add(requests, Relaxed);
             booked.prefill_tokens.fetch_add(prefill_tokens, Relaxed);
@@ -80,9 +84,26 @@ impl Booking {
         self
     }
 
-    /// Records that the prompt has been computed: its tokens are no longer queued. `cached_tokens`
-    /// is the engine's figure, if it reported one.
+    /// Adds the watch of the leg's progress.
+    pub fn with_progress(mut self, progress: LegProgress) -> Self {
+        self.progress = Some(progress);
+        self
+    }
+
+    /// Sets what the router awaits of the engine from now on.
+    pub fn set_awaited(&self, awaited: Awaited) {
+        self.progress.iter().for_each(|progress| progress.set_awaited(awaited));
+    }
+
+    /// Records the end of the leg's reply.
+    pub fn reply_done(&self, now: Instant) {
+        self.progress.iter().for_each(|progress| progress.record_reply(now));
+    }
+
+    /// Records output of the engine, for which the prompt has been computed: its tokens are no longer
+    /// queued. `cached_tokens` is the engine's figure, if it reported one.
     pub fn prefill_done(&mut self, cached_tokens: Option<u32>) {
+        self.progress.iter().for_each(LegProgress::record_output);
         if let Some(work) = self.work.take() {
             work.done(Instant::now(), cached_tokens.map(u64::from));
         }
@@ -92,6 +113,7 @@ impl Booking {
     /// Removes the leg from the sums before the booking is dropped.
     pub fn end(&mut self) {
         self.work = None;
+        self.progress = None;
         self.free_prefill();
         let requests = std::mem::take(&mut self.requests);
         let tokens = std::mem::take(&mut self.active_tokens);
@@ -103,6 +125,9 @@ impl Booking {
 
     fn free_prefill(&mut self) {
         let tokens = std::mem::take(&mut self.prefill_tokens);
+        if tokens == 0 {
+            return;
+        }
         for booked in self.places() {
             booked.prefill_tokens.fetch_sub(tokens, Relaxed);
         }

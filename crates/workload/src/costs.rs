@@ -7,12 +7,13 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use tokio::sync::Notify;
 
 use crate::clock::ns_since;
+use crate::progress::LegTimes;
 use splitrail_config::model::CostsConfig;
 use splitrail_kv::Tier;
 use splitrail_policy::learn::{BusyShare, Evidence, Learner};
@@ -188,6 +189,30 @@ impl Costs {
         state.busy.set(now_ns, true);
         let (costs, loaded) = (Arc::clone(self), [0; Tier::COUNT]);
         PromptWork { costs, number, new_tokens, context_tokens, loaded, read_tokens: 0 }
+    }
+
+    /// The predicted times of a leg with `new_tokens` to compute of a prompt of `prompt_tokens`, or
+    /// whose whole prompt is handed over if that is 0, among `requests` on the worker.
+    pub fn leg_times(
+        &self,
+        now: Instant,
+        new_tokens: u64,
+        prompt_tokens: u64,
+        requests: u64,
+    ) -> LegTimes {
+        let mut state = self.lock();
+        let costs = state.coefficients(ns_since(self.epoch, now));
+        let step = costs.step_seconds(requests, prompt_tokens.saturating_mul(requests));
+        let (first, evidence) = match new_tokens {
+            0 => (costs.hand_off_seconds(prompt_tokens), state.learner.step_evidence()),
+            _ => {
+                let held = prompt_tokens.saturating_sub(new_tokens);
+                (costs.prefill_seconds(prompt_tokens, held), state.learner.prefill_evidence())
+            }
+        };
+        let duration = |seconds| Duration::from_nanos(nanoseconds(seconds));
+        let are_learned = evidence.observations > 0;
+        LegTimes { first: duration(first + step), step: duration(step), are_learned }
     }
 
     /// Learns from a hand-off: the KV of `tokens` arrived within `seconds`.

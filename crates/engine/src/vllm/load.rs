@@ -42,6 +42,8 @@ pub struct EngineLoad {
     pub kv_layout: Option<String>,
     /// Start time of the process, in seconds since 1970.
     pub started_at_s: Option<f64>,
+    /// Number of prompt tokens and generated tokens since the start: it grows while the engine works.
+    pub tokens_total: Option<u64>,
     /// Intervals between tokens since the start.
     pub inter_token: Option<InterToken>,
     /// Whether there is a metric that only an engine with the NIXL connector has.
@@ -135,6 +137,9 @@ impl EngineLoad {
             "prefix_cache_queries_total" => {
                 add(&mut self.prefix_cache_queries_total, line.count());
             }
+            "generation_tokens_total" | "prompt_tokens_total" => {
+                add(&mut self.tokens_total, line.count());
+            }
             "prefix_cache_hits_total" => add(&mut self.prefix_cache_hits_total, line.count()),
             "prompt_tokens_by_source_total" => {
                 let by_source = &mut self.prompt_tokens_by_source;
@@ -177,7 +182,7 @@ fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
 /// Prefix of metrics that only an engine with the NIXL connector has.
 const NIXL: &str = "nixl_";
 /// The names of all other metrics that are read, of hundreds of lines.
-const NAMES: [&str; 10] = [
+const NAMES: [&str; 12] = [
     "num_requests_running",
     "num_requests_waiting",
     "inter_token_latency_seconds_count",
@@ -187,6 +192,8 @@ const NAMES: [&str; 10] = [
     "prefix_cache_queries_total",
     "prefix_cache_hits_total",
     "prompt_tokens_by_source_total",
+    "prompt_tokens_total",
+    "generation_tokens_total",
     "cache_config_info",
 ];
 

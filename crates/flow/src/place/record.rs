@@ -140,6 +140,7 @@ impl Pick<'_> {
             }
             Veto::Busy => VetoReason::Busy,
             Veto::SlowStart => VetoReason::SlowStart,
+            Veto::Occupied => VetoReason::Occupied,
         });
         let figures = CandidateFigures {
             cost: choice.costs[candidate],

@@ -5,7 +5,7 @@ use crate::candidate::{Candidate, Query};
 use crate::choose::Choice;
 use crate::coefficients::nanoseconds;
 use crate::fetch::{FetchPlan, Source};
-use crate::index::WorkerIndex;
+use crate::index::{CandidateIndex, WorkerIndex};
 use crate::policy::Policy;
 use crate::read_back::AvailablePrefix;
 
@@ -31,10 +31,10 @@ struct PlacedWorker {
 
 /// The state of a round.
 #[derive(Default)]
-struct RoundState {
+pub(super) struct RoundState {
     placed: Vec<PlacedWorker>,
     /// The workers and ranks with room left for some waiting request; one may be there several times,
-    /// at most once for each request in the window.
+    /// at most once for each request that the round examines.
     rooms: Vec<(WorkerIndex, Option<u16>)>,
     due_ns: Option<u64>,
     released: Vec<(usize, Choice, Vec<Candidate>)>,
@@ -48,7 +48,7 @@ struct RoundState {
 
 /// When a worker may get its next request.
 #[derive(Clone, Copy)]
-struct SendWindow {
+pub(super) struct SendWindow {
     /// How long before the worker is free.
     lead_ns: u64,
     /// Whether any worker is up. If none is, every worker may get requests.
@@ -61,6 +61,16 @@ impl SendWindow {
     /// The lead of a request that fetches for as long as it may.
     fn with_fetch_ns(self, candidate: &Candidate) -> u64 {
         self.lead_ns.saturating_add(if candidate.can_fetch { FETCH_LEAD_NS } else { 0 })
+    }
+
+    /// The lead of a request that fetches, or not, as its choice says.
+    fn lead_ns_with(self, fetch: Option<FetchPlan>) -> u64 {
+        let early_ns = |fetch: FetchPlan| nanoseconds(fetch.ready_ms / 1e3).min(FETCH_LEAD_NS);
+        self.lead_ns.saturating_add(fetch.map_or(0, early_ns))
+    }
+
+    fn is_in_time(self, candidate: &Candidate, lead_ns: u64) -> bool {
+        !self.any_up || candidate.wait_ns <= lead_ns
     }
 
     /// Whether the worker may get a request, at least one that fetches.
@@ -85,6 +95,15 @@ impl RoundState {
         self.due_ns = self.due_ns.into_iter().chain(due_ns).min();
     }
 
+    /// Whether a request with this choice could be released to the candidate now.
+    fn begins(&self, candidate: &Candidate, fetch: Option<FetchPlan>, window: SendWindow) -> bool {
+        let is = |placed: &&PlacedWorker| {
+            (placed.worker, placed.rank) == (candidate.worker, candidate.rank)
+        };
+        let is_held = self.placed.iter().find(is).is_some_and(|placed| placed.held);
+        !is_held && window.is_in_time(candidate, window.lead_ns_with(fetch))
+    }
+
     /// Adds a request to those of the chosen worker. Whether the request can be released.
     fn place(
         &mut self,
@@ -103,15 +122,13 @@ impl RoundState {
             self.placed.len() - 1
         });
         let placed = &mut self.placed[at];
-        let mut lead_ns = window.lead_ns;
+        let lead_ns = window.lead_ns_with(fetch);
         if let Some(fetch) = fetch {
             let link_ns = nanoseconds(chosen.coefficients.fetch_link_seconds(fetch.tokens));
             placed.incoming_ns = placed.incoming_ns.saturating_add(link_ns);
             self.sending.push((fetch.source, link_ns));
-            let early_ns = nanoseconds(fetch.ready_ms / 1e3).min(FETCH_LEAD_NS);
-            lead_ns = lead_ns.saturating_add(early_ns);
         }
-        let in_time = !window.any_up || chosen.wait_ns <= lead_ns;
+        let in_time = window.is_in_time(chosen, lead_ns);
         let free = !placed.held && in_time;
         if !placed.held && !in_time && fetch.is_some() {
             let due_ns = window.now_ns.saturating_add(chosen.wait_ns - lead_ns);
@@ -129,8 +146,8 @@ impl RoundState {
 }
 
 impl<T> Queue<T> {
-    /// Releases the requests for which a worker has room. The cost is at most one choice for each
-    /// request in the window, and a list of candidates for each set of workers that may serve some.
+    /// Releases the requests for which a worker has room. Where those in the window leave a worker
+    /// idle, as many others are examined, in turn. The cost is at most two choices for each of them, and a list of candidates for each set of workers that may serve some.
     pub fn round(&mut self, now_ns: u64, policy: &Policy, view: &mut impl View<T>) -> Round<T> {
         let Some(oldest) = self.oldest() else {
             return Round { releases: Vec::new(), due_ns: None };
@@ -141,6 +158,7 @@ impl<T> Queue<T> {
             order.retain(|place| *place != oldest);
             order.insert(0, oldest);
         }
+        order.extend(self.beyond(&order));
         let mut state = self.begin(&order, now_ns, view);
         for place in order {
             if state.rooms.is_empty() {
@@ -151,6 +169,19 @@ impl<T> Queue<T> {
         self.renew(view);
         let releases = self.take(state.released, oldest, owed);
         Round { releases, due_ns: state.due_ns }
+    }
+
+    /// The positions of further requests that a round examines, in turn, if those in `order` leave a
+    /// worker idle.
+    pub(super) fn beyond(&self, order: &[usize]) -> Vec<usize> {
+        let count = self.waiting.len();
+        if order.len() == count {
+            return Vec::new();
+        }
+        let mut is_in_order = vec![false; count];
+        order.iter().for_each(|place| is_in_order[*place] = true);
+        let turn = (0..count).map(|step| (self.refreshed + 1 + step) % count);
+        turn.filter(|place| !is_in_order[*place]).take(order.len()).collect()
     }
 
     /// Finds out which workers have room: those of the first request, and those of further requests
@@ -219,6 +250,13 @@ impl<T> Queue<T> {
         if !choice.decide(policy, &candidates, sources, &query, waiting_here) {
             return;
         }
+        if self.must_begin(place, &choice, &candidates, state, window) {
+            let begins = |one: &Candidate| one.up && state.begins(one, None, window);
+            let idle = candidates.iter().map(|one| Candidate { up: begins(one), ..*one });
+            let idle: Vec<Candidate> = idle.collect();
+            choice.decide(policy, &idle, &state.sources, &query, waiting_here);
+            choice.veto_occupied(&candidates);
+        }
         let available_prefix = choice.available_prefix(&candidates, &query);
         let chosen = &candidates[choice.index];
         if available_prefix.read_tokens > 0 {
@@ -228,6 +266,37 @@ impl<T> Queue<T> {
         if state.place(place, chosen, choice.fetch(), prefill_ns, window) {
             state.released.push((place, choice, candidates));
         }
+    }
+
+    /// Whether a request has to take one of the workers that can begin it at once: while there were
+    /// any, it has waited for another worker for as long as that seemed worth it at first.
+    pub(super) fn must_begin(
+        &mut self,
+        place: usize,
+        choice: &Choice,
+        candidates: &[Candidate],
+        state: &mut RoundState,
+        window: SendWindow,
+    ) -> bool {
+        let waits_until_ns = &mut self.waiting[place].waits_until_ns;
+        if state.begins(&candidates[choice.index], choice.fetch(), window) {
+            *waits_until_ns = None;
+            return false;
+        }
+        let begins = |index: &CandidateIndex| {
+            choice.vetoes[*index].is_none() && state.begins(&candidates[*index], None, window)
+        };
+        let idle = CandidateIndex::all(candidates.len()).filter(begins);
+        let Some(price_ms) = choice.price_of_waiting_ms(idle) else {
+            *waits_until_ns = None;
+            return false;
+        };
+        let price_ns = nanoseconds(price_ms / 1e3);
+        let until_ns = *waits_until_ns.get_or_insert(window.now_ns.saturating_add(price_ns));
+        if until_ns > window.now_ns {
+            state.due_ns = state.due_ns.into_iter().chain([until_ns]).min();
+        }
+        until_ns <= window.now_ns
     }
 
     /// Removes the released requests from the queue and updates credit and fairness.

@@ -229,7 +229,7 @@ pub(crate) const SHED: &[&str] = &[
 pub(crate) const REMOVED: &[&str] = &["router_only", "steers", "unknown"];
 /// The states of workers.
 pub(crate) const STATES: &[&str] =
-    &["joining", "warming", "serving", "ejected", "down", "draining", "left"];
+    &["joining", "warming", "serving", "ejected", "down", "draining", "left", "stuck"];
 /// Which KV blocks of a worker are counted.
 pub(crate) const KV_STATES: &[&str] = &["total", "used"];
 /// The results of attach calls.
