@@ -45,7 +45,7 @@ pub use access::{
 };
 pub use access_log::AccessLogConfig;
 pub use canary::{CanaryConfig, DriftConfig};
-pub use connector::Connector;
+pub use connector::{Connector, KvPath};
 pub use costs::CostsConfig;
 pub use discovery::{
     AddressFamily, Discovery, DnsDiscovery, KubernetesDiscovery, PodPort, UrlScheme,

@@ -4,7 +4,6 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use splitrail_config::model::Connector;
 use splitrail_engine::vllm::identity::{
     EVENT_SOURCES_PATH, EventSource, MODELS_PATH, event_sources, served_models,
 };
@@ -45,7 +44,7 @@ pub(super) async fn learn(
         worker.parity.forget();
         tell_events(worker);
     }
-    let expects_nixl = served.config.connector == Connector::Nixl;
+    let expects_nixl = served.config.connector.is_pulled();
     // Other engines than vLLM have other metrics.
     if expects_nixl && load.block_size.is_some() && !load.has_nixl {
         tracing::warn!(

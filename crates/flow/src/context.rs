@@ -21,7 +21,7 @@ use splitrail_api::memory_budget::Charge;
 use splitrail_api::name::Name;
 use splitrail_api::request::Options;
 use splitrail_api::steering::Urgency;
-use splitrail_config::model::{Connector, GateKind, RequestFlow};
+use splitrail_config::model::{GateKind, KvPath, RequestFlow};
 pub use splitrail_engine_client::ReplyRoom;
 use splitrail_engine_client::{EngineClient, LegHeaders, TimeoutError};
 use splitrail_fleet::ServedModel;
@@ -280,7 +280,7 @@ pub(super) fn preemption_guard(prompt: PromptContext<'_>) -> f64 {
         decision.with(|decision| decision.ledger().prefill().and_then(|leg| leg.prompt_tokens));
     let tokens = unit.prompt_tokens.or(said);
     let one_more = tokens.is_some_and(|tokens| block_size > 0 && tokens % block_size == 1);
-    let is_found = config.connector != Connector::SharedStorage || !one_more;
+    let is_found = config.connector.kv_path() != KvPath::Stored || !one_more;
     let need = Need::new(guard, tokens, block_size);
     if need.blocks.is_some() && need.possible && is_found { guard } else { 0.0 }
 }

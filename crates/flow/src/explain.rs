@@ -22,7 +22,7 @@ use splitrail_api::Endpoint;
 use splitrail_api::error::Error;
 use splitrail_api::request::Options;
 use splitrail_api::steering::Steering;
-use splitrail_config::model::{Connector, Model, OnNoPrefill, Policy, RequestFlow};
+use splitrail_config::model::{KvPath, Model, OnNoPrefill, Policy, RequestFlow};
 use splitrail_fleet::ServedModel;
 use splitrail_fleet::{Exclusion, Roster, Worker};
 use splitrail_ledger::decisions::CandidateRecord;
@@ -347,9 +347,9 @@ impl<'a> Explainer<'a> {
     /// Decode workers whose queue takes longer than the lease of a hand-off made now.
     fn too_late(&self) -> Vec<Exclusion> {
         let Model { connector, lease, .. } = &self.served.config;
-        match connector {
-            Connector::Nixl => self.served.pool.workers_too_late(usable(*lease), Instant::now()),
-            _ => Vec::new(),
+        match connector.kv_path() {
+            KvPath::Pulled => self.served.pool.workers_too_late(usable(*lease), Instant::now()),
+            KvPath::None | KvPath::Stored | KvPath::Pushed | KvPath::Matched => Vec::new(),
         }
     }
 

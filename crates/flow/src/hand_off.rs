@@ -6,7 +6,6 @@ use std::time::Instant;
 use splitrail_engine::nixl::PREFILL_PARAMS_JSON;
 
 use splitrail_api::{Endpoint, JsonObject};
-use splitrail_config::model::Connector;
 use splitrail_fleet::ServedModel;
 use splitrail_fleet::exclusion::{of_other_formats, without_taker};
 use splitrail_fleet::{Exclusion, Pool, Worker};
@@ -123,7 +122,7 @@ fn put_members(members: &RoomMembers, body: &mut JsonObject) {
 /// Empty if the connector's replies never carry hand-offs.
 pub(super) fn missing(served: &ServedModel, endpoint: Endpoint, now: Instant) -> Vec<Exclusion> {
     let dialect = endpoint.dialect();
-    if served.config.connector != Connector::Nixl || !dialect.names_events() {
+    if !served.config.connector.is_pulled() || !dialect.names_events() {
         return Vec::new();
     }
     let misses = |worker: &&Worker| !worker.missing_hand_offs.may_come(dialect, now);

@@ -159,14 +159,26 @@ impl PairParams {
         placed: &PlacedLeg,
         leg_headers: &LegHeaders,
     ) -> Result<Self, Error> {
+        match context.served.config.connector {
+            Connector::NixlPush => {
+                Ok(Self::Push(PushPair::make(context, placed, leg_headers).await?))
+            }
+            Connector::Sglang => {
+                let bootstrap = bootstrap(&placed.worker)?;
+                Ok(Self::Room(room().into_members(bootstrap.host(), bootstrap.port())))
+            }
+            Connector::Mooncake => Self::make_transfer(context, placed).await,
+            Connector::Nixl | Connector::SharedStorage | Connector::None => {
+                let message = "the legs of this connector are not sent at once";
+                Err(Error::new(ErrorKind::Internal, message))
+            }
+        }
+    }
+
+    /// Makes the parameters of a pair of Mooncake.
+    async fn make_transfer(context: &Context, placed: &PlacedLeg) -> Result<Self, Error> {
         let worker = &placed.worker;
-        if context.served.config.connector == Connector::NixlPush {
-            return Ok(Self::Push(PushPair::make(context, placed, leg_headers).await?));
-        }
         let bootstrap = bootstrap(worker)?;
-        if context.served.config.connector == Connector::Sglang {
-            return Ok(Self::Room(room().into_members(bootstrap.host(), bootstrap.port())));
-        }
         let engine = bootstrap.engine(&context.served.client, worker).await?;
         let Some((id, rank)) = engine.of_rank(placed.rank) else {
             bootstrap.forget(&engine);

@@ -1,7 +1,7 @@
 //! Plans which legs a request needs. This is a pure function.
 
 use splitrail_api::request::Options;
-use splitrail_config::model::{Connector, HitThreshold, Model, RequestFlow};
+use splitrail_config::model::{HitThreshold, Model, RequestFlow};
 use splitrail_policy::threshold::DEFAULT_THRESHOLD_RATIO;
 
 /// The facts about a request from which its legs are planned.
@@ -140,7 +140,7 @@ pub fn plan(model: &Model, facts: Facts) -> Plan {
     if facts.flow == RequestFlow::DecodeOnly {
         return Plan { gate, then: NextLegs::ThresholdReply };
     }
-    if facts.flow == RequestFlow::Aggregated || model.connector == Connector::None {
+    if facts.flow == RequestFlow::Aggregated || !model.connector.hands_over() {
         return Plan { gate: None, then: NextLegs::Aggregated(None) };
     }
     if !model.connector.serves_alone() {
@@ -182,6 +182,7 @@ fn local_reason(model: &Model, facts: Facts) -> Option<LocalReason> {
 #[cfg(test)]
 mod tests {
     use splitrail_api::sampling::OutputLimit;
+    use splitrail_config::model::Connector;
 
     use super::*;
 

@@ -31,7 +31,7 @@ use crate::prepare::Unit;
 use crate::reply::dialect;
 use splitrail_api::error::{Error, ErrorKind, Fault};
 use splitrail_api::{Endpoint, JsonObject, Parts};
-use splitrail_config::model::{Connector, OnNoPrefill};
+use splitrail_config::model::{KvPath, OnNoPrefill};
 use splitrail_engine_client::{LegHeaders, Peer, RevocableBody, Shape};
 use splitrail_fleet::ServedModel;
 use splitrail_fleet::reply_check::check_reply;
@@ -414,7 +414,7 @@ async fn prefill(
 ) -> Result<Result<PrefillResult, LocalReason>, Error> {
     let PromptContext { context, unit, decision, .. } = prompt;
     let worker = &placed.worker;
-    let stored = context.served.config.connector == Connector::SharedStorage;
+    let stored = context.served.config.connector.kv_path() == KvPath::Stored;
     worker.missing_hand_offs.begin(context.endpoint.dialect(), Instant::now());
     let said = match reading {
         Some(reading) => Box::pin(reading.send(prompt, &leg_headers, placed)).await?,

@@ -18,7 +18,7 @@ use splitrail_api::request::{Options, Prompt, unknown_model};
 use splitrail_api::sampling::edit_sampling;
 use splitrail_api::sanitise::RemovedFields;
 use splitrail_api::{Endpoint, Inbound, JsonObject, json};
-use splitrail_config::model::{Connector, Flow, Limits};
+use splitrail_config::model::{Flow, Limits};
 use splitrail_fleet::{Cluster, ServedModel, ServedModels, ServedName};
 use splitrail_prompt::Extent;
 use splitrail_prompt::watch::{self, Watch};
@@ -509,7 +509,7 @@ fn separate(inbound: &mut Inbound, tenant: &Tenant) {
 fn check_salt(served: &ServedModel, inbound: &Inbound) -> Result<(), Error> {
     let endpoint = inbound.endpoint;
     let unsalted = matches!(endpoint, Endpoint::Messages | Endpoint::Embeddings);
-    if inbound.cache_salt.is_none() || !unsalted || served.config.connector != Connector::Sglang {
+    if inbound.cache_salt.is_none() || !unsalted || !served.config.connector.needs_sglang() {
         return Ok(());
     }
     let message =

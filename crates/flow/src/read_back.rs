@@ -24,7 +24,7 @@ use crate::reply::dialect;
 use splitrail_api::error::Error;
 use splitrail_api::request::Options;
 use splitrail_api::{Endpoint, JsonObject};
-use splitrail_config::model::{Connector, Model, PeerFetch};
+use splitrail_config::model::{Model, PeerFetch};
 use splitrail_fleet::read_back::{NewPin, PinReading, ReadBack};
 use splitrail_fleet::{ServedModel, Worker};
 use splitrail_ledger::decisions::Decision;
@@ -45,12 +45,12 @@ const WRONG_KV: &str = "its cache may hold KV of other tokens: restart its engin
 /// take prefixes themselves.
 fn is_configured(config: &Model) -> bool {
     let is_asked_for = config.read_back || config.peer_fetch == PeerFetch::OneShot;
-    is_asked_for && config.connector == Connector::Nixl
+    is_asked_for && config.connector.is_pulled()
 }
 
 /// Whether the model reads KV back, and the engine reports token ids on this endpoint.
 pub(super) fn is_on(config: &Model, endpoint: Endpoint) -> bool {
-    config.read_back && config.connector == Connector::Nixl && reports_ids(endpoint)
+    config.read_back && config.connector.is_pulled() && reports_ids(endpoint)
 }
 
 /// Whether engines report the token ids of prompts on this endpoint, or get them in the request.

@@ -1,6 +1,6 @@
 //! The lines of `splitrail check --connect` about what fits: one for each topic of a worker.
 
-use splitrail_config::model::{Connector, Model};
+use splitrail_config::model::Model;
 
 use crate::facts::{
     BootstrapFact, EventsFact, FetchOutcome, ReplayFact, ShimFact, ShimStatus, StagedFact,
@@ -68,7 +68,7 @@ fn events(worker: &WorkerFacts) -> Option<String> {
 /// The connector, and how it is known.
 fn connector(model: &Model, worker: &WorkerFacts) -> Option<String> {
     let expected = model.connector;
-    if expected == Connector::None {
+    if !expected.hands_over() {
         return None;
     }
     Some(match worker.shown_connector(expected) {

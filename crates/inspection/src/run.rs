@@ -1,7 +1,7 @@
 //! Runs an inspection: all workers at the same time, up to a bound, and within a bounded time.
 
 use futures_util::future::join_all;
-use splitrail_config::model::{Config, Connector, GateKind, Model, RequestFlow, Role};
+use splitrail_config::model::{Config, GateKind, KvPath, Model, RequestFlow, Role};
 use splitrail_engine::vllm::subscription::LiveStream;
 use splitrail_engine_client::hosts::Hosts;
 use splitrail_engine_client::networks::Networks;
@@ -219,10 +219,10 @@ impl Inspection<'_> {
         }
         // An engine that pulls would be ended by the decode leg of a push, so that decode engines are
         // asked as well which one they are.
-        let stages = match self.model.connector {
-            Connector::Nixl => facts.config.role != Role::Decode,
-            Connector::NixlPush => true,
-            _ => false,
+        let stages = match self.model.connector.kv_path() {
+            KvPath::Pulled => facts.config.role != Role::Decode,
+            KvPath::Pushed => true,
+            KvPath::None | KvPath::Stored | KvPath::Matched => false,
         };
         if !stages {
             facts.trial = trial::serve(asker, name, &text).await;
@@ -246,7 +246,7 @@ impl Inspection<'_> {
         staged: &mut [Option<Staged>],
     ) {
         let prefill: Vec<usize> = (0..facts.len()).filter(|at| staged[*at].is_some()).collect();
-        let pushes = self.model.connector == Connector::NixlPush;
+        let pushes = self.model.connector.kv_path() == KvPath::Pushed;
         let serves = |at: &usize| {
             facts[*at].config.role != Role::Prefill
                 && matches!(facts[*at].trial, TrialFact::Served { .. })
@@ -284,7 +284,7 @@ impl Inspection<'_> {
         let name = &self.model.name;
         let connector = self.model.connector;
         // A decode engine would wait for ever for KV that is pushed by a lease that has ended.
-        let staged = match ready.filter(|_| connector != Connector::NixlPush) {
+        let staged = match ready.filter(|_| connector.kv_path() != KvPath::Pushed) {
             Some(staged) => staged,
             None => {
                 let networks = &self.model.hand_off_networks;

@@ -25,36 +25,120 @@ pub enum Connector {
     None,
 }
 
+/// What follows from the choice of a connector.
+struct Traits {
+    /// The connector as the configuration spells it.
+    name: &'static str,
+    /// How the KV of a prompt reaches the decode worker.
+    path: KvPath,
+    /// Whether both legs meet at a bootstrap server of the prefill worker.
+    has_bootstrap: bool,
+    /// Whether engines name the host of their blocks, which the router must check.
+    names_hosts: bool,
+    /// Whether a decode worker can serve a request by itself.
+    serves_alone: bool,
+    /// Whether only engines of SGLang have it.
+    needs_sglang: bool,
+}
+
+/// How the KV of a prompt reaches the decode worker, and so how the two legs are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvPath {
+    /// There is no hand-off.
+    None,
+    /// The prefill worker stages the blocks, and its reply says where; the decode leg follows, and its
+    /// worker pulls them. Any worker can, so that prefixes can be fetched and read back.
+    Pulled,
+    /// The prefill worker writes the blocks into a storage, where the decode leg, which follows, finds
+    /// them. Requests carry no hand-off.
+    Stored,
+    /// Both legs are sent at once. The decode worker registers with the prefill worker, which writes
+    /// the blocks into its memory.
+    Pushed,
+    /// Both legs are sent at once and meet by an id of their own.
+    Matched,
+}
+
 impl Connector {
+    const fn traits(self) -> Traits {
+        let nixl = Traits {
+            name: "nixl",
+            path: KvPath::Pulled,
+            has_bootstrap: false,
+            names_hosts: true,
+            serves_alone: true,
+            needs_sglang: false,
+        };
+        match self {
+            Self::Nixl => nixl,
+            Self::NixlPush => Traits { name: "nixl_push", path: KvPath::Pushed, ..nixl },
+            Self::SharedStorage => {
+                Traits { name: "shared_storage", path: KvPath::Stored, names_hosts: false, ..nixl }
+            }
+            Self::Mooncake => Traits {
+                name: "mooncake",
+                path: KvPath::Matched,
+                has_bootstrap: true,
+                names_hosts: false,
+                ..nixl
+            },
+            Self::Sglang => Traits {
+                name: "sglang",
+                path: KvPath::Matched,
+                has_bootstrap: true,
+                names_hosts: false,
+                serves_alone: false,
+                needs_sglang: true,
+            },
+            Self::None => Traits { name: "none", path: KvPath::None, names_hosts: false, ..nixl },
+        }
+    }
+
+    /// How the KV of a prompt reaches the decode worker.
+    pub const fn kv_path(self) -> KvPath {
+        self.traits().path
+    }
+
+    /// Whether the decode worker pulls blocks that the prefill worker has staged.
+    pub const fn is_pulled(self) -> bool {
+        matches!(self.kv_path(), KvPath::Pulled)
+    }
+
+    /// Whether there are hand-offs.
+    pub const fn hands_over(self) -> bool {
+        !matches!(self.kv_path(), KvPath::None)
+    }
+
     /// Whether both legs are sent at once and wait for each other.
-    pub fn is_concurrent(self) -> bool {
-        matches!(self, Self::NixlPush | Self::Mooncake | Self::Sglang)
+    pub const fn is_concurrent(self) -> bool {
+        match self.kv_path() {
+            KvPath::Pushed | KvPath::Matched => true,
+            KvPath::None | KvPath::Pulled | KvPath::Stored => false,
+        }
     }
 
     /// Whether both legs meet at a bootstrap server of the prefill worker.
-    pub fn has_bootstrap(self) -> bool {
-        matches!(self, Self::Mooncake | Self::Sglang)
+    pub const fn has_bootstrap(self) -> bool {
+        self.traits().has_bootstrap
     }
 
     /// Whether engines name the host of their blocks, which the router must check.
-    pub fn names_hosts(self) -> bool {
-        matches!(self, Self::Nixl | Self::NixlPush)
+    pub const fn names_hosts(self) -> bool {
+        self.traits().names_hosts
     }
 
     /// Whether a decode worker can serve a request by itself.
-    pub fn serves_alone(self) -> bool {
-        self != Self::Sglang
+    pub const fn serves_alone(self) -> bool {
+        self.traits().serves_alone
+    }
+
+    /// Whether only engines of SGLang have it.
+    pub const fn needs_sglang(self) -> bool {
+        self.traits().needs_sglang
     }
 
     /// The connector as the configuration spells it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Nixl => "nixl",
-            Self::NixlPush => "nixl_push",
-            Self::SharedStorage => "shared_storage",
-            Self::Mooncake => "mooncake",
-            Self::Sglang => "sglang",
-            Self::None => "none",
-        }
+    pub const fn name(self) -> &'static str {
+        self.traits().name
     }
 }

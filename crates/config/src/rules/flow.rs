@@ -71,7 +71,7 @@ fn feasible(model: &Node, named: NamedFlow<'_>, workers: &Workers<'_>, report: &
     let name = flow.name();
     let all = model.get("workers").unwrap_or(model).at;
     let needed: &[(bool, &str)] = if flow.hands_over() {
-        if typed_or(model, "connector", Connector::default()) == Some(Connector::None) {
+        if typed_or(model, "connector", Connector::default()).is_some_and(|c| !c.hands_over()) {
             let place = model.get("connector").map_or(at, |node| node.at);
             let message = format!("`{path}.{key}: {name}` needs a connector");
             report.error(place, message, "add a `connector`, or use `flow: aggregated`");

@@ -15,7 +15,7 @@ pub(super) fn check(model: &Node, path: &str, report: &mut ProblemReport) {
     let mut error = |why: &str, hint: &str| {
         report.error(at, format!("`{path}.peer_fetch` {why}"), hint);
     };
-    if typed_or(model, "connector", Connector::default()).is_some_and(|c| c != Connector::Nixl) {
+    if typed_or(model, "connector", Connector::default()).is_some_and(|c| !c.is_pulled()) {
         error("needs `connector: nixl`", "only NIXL's hand-offs can be taken by any worker");
     }
     if typed_or(model, "tokenizer", TokenizerConfig::None {}) == Some(TokenizerConfig::None {}) {

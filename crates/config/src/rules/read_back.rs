@@ -40,7 +40,7 @@ pub(super) fn check(root: &Node, model: &Node, path: &str, report: &mut ProblemR
         }
         return;
     };
-    if typed_or(model, "connector", Connector::default()) != Some(Connector::Nixl) {
+    if !typed_or(model, "connector", Connector::default()).is_some_and(Connector::is_pulled) {
         let message = format!("`{path}.read_back` needs `connector: nixl`");
         report.error(node.at, message, "no other connector reads KV back: delete it");
     }

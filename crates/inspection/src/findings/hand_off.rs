@@ -1,6 +1,6 @@
 //! Hand-offs, and the gate of decode-first.
 
-use splitrail_config::model::{Connector, GateKind, Role};
+use splitrail_config::model::{GateKind, Role};
 
 use super::list::{Findings, hands_over, is_gated, named, needs_events, router_gates};
 use crate::facts::{FetchOutcome, StagedFact, TrialFact, WorkerFacts};
@@ -32,7 +32,7 @@ pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
     }
     unpaired(found, worker);
     let model = found.model;
-    let no_connector = model.connector == Connector::None || !hands_over(model);
+    let no_connector = !model.connector.hands_over() || !hands_over(model);
     if no_connector && worker.engine.has_nixl == Some(true) {
         let what = "the engine has the NIXL connector, and the configuration hands nothing over";
         found.add(FindingKind::ConnectorUnused, what.to_owned());

@@ -1,6 +1,5 @@
 //! What the engine is: its health, models, version, clock and ranks.
 
-use splitrail_config::model::Connector;
 use splitrail_engine::vllm::identity::EngineVersion;
 
 use super::list::Findings;
@@ -40,7 +39,7 @@ pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
     let version = engine.version.as_deref();
     let parsed = version.and_then(EngineVersion::parse);
     if let Some(version) = parsed.filter(|version| *version < EngineVersion::OLDEST_KNOWN)
-        && model.connector != Connector::Sglang
+        && !model.connector.needs_sglang()
     {
         let oldest = EngineVersion::OLDEST_KNOWN;
         let what = format!(

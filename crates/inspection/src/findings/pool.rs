@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 
-use splitrail_config::model::Connector;
-
 use super::list::{Findings, hands_over, named};
 use crate::facts::WorkerFacts;
 use crate::finding::FindingKind;
@@ -16,7 +14,7 @@ pub(super) fn check(found: &mut Findings<'_>, workers: &[WorkerFacts]) {
         let what = format!("block sizes differ: {}", listed(&block_sizes));
         found.add(FindingKind::BlockSizesDiffer, what);
     }
-    if found.model.connector != Connector::None {
+    if found.model.connector.hands_over() {
         let dtypes = by_value(&reached, |worker| worker.engine.kv_dtype.clone());
         let layouts = by_value(&reached, |worker| worker.engine.kv_layout.clone());
         for (what, values) in [("data types", dtypes), ("layouts", layouts)] {
@@ -32,7 +30,7 @@ pub(super) fn check(found: &mut Findings<'_>, workers: &[WorkerFacts]) {
         let what = format!("the longest sequences differ, in tokens: {}", listed(&contexts));
         found.add(FindingKind::ContextsDiffer, what);
     }
-    if hands_over(found.model) && found.model.connector != Connector::None {
+    if hands_over(found.model) && found.model.connector.hands_over() {
         let versions = by_value(&reached, |worker| worker.engine.version.clone());
         if versions.len() > 1 {
             let what = format!("versions of engines that hand over differ: {}", listed(&versions));

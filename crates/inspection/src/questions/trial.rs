@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use http::HeaderValue;
 use splitrail_api::text::random_id;
-use splitrail_config::model::Connector;
+use splitrail_config::model::{Connector, KvPath};
 use splitrail_engine::nixl::{HandOff, HandOffError};
 use splitrail_engine::nixl_push::{PushEngine, PushError, PushReply};
 use splitrail_engine::vllm::hand_off_trial::{hand_off, prefill_body};
@@ -53,17 +53,19 @@ impl StagedKv {
     /// # Errors
     /// Why its hand-off is not one of the connector.
     fn read(reply: &[u8], connector: Connector) -> Result<Option<Self>, String> {
-        match connector {
-            Connector::NixlPush => match PushReply::from_body(reply) {
+        match connector.kv_path() {
+            KvPath::Pushed => match PushReply::from_body(reply) {
                 Ok(said) => Ok(Some(Self::Push(said.engine))),
                 Err(PushError::Absent) => Ok(None),
                 Err(error) => Err(error.to_string()),
             },
-            _ => match hand_off(reply) {
-                Ok(hand_off) => Ok(Some(Self::Pull(hand_off))),
-                Err(HandOffError::Absent) => Ok(None),
-                Err(error) => Err(error.to_string()),
-            },
+            KvPath::None | KvPath::Pulled | KvPath::Stored | KvPath::Matched => {
+                match hand_off(reply) {
+                    Ok(hand_off) => Ok(Some(Self::Pull(hand_off))),
+                    Err(HandOffError::Absent) => Ok(None),
+                    Err(error) => Err(error.to_string()),
+                }
+            }
         }
     }
 }
