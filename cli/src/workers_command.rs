@@ -146,7 +146,7 @@ fn to_text(replies: &Replies, merged: &[MergedWorker<'_>], now_unix_ms: u64) -> 
             worker.texts(|seen| if seen.kv_routing { "yes" } else { "no" }.to_owned()),
             worker.texts(parity),
             worker.texts(|seen| seen.url.clone()),
-            worker.texts(|seen| seen.state_why.clone()),
+            worker.texts(why),
         ]
     };
     let mut text = lines(&titles, &merged.iter().map(row).collect::<Vec<_>>());
@@ -166,6 +166,14 @@ fn state(worker: &WorkerSnapshot) -> String {
     match worker.prewarm.is_some_and(|prewarm| prewarm.running) {
         true => format!("{}, prewarming", worker.state),
         false => worker.state.clone(),
+    }
+}
+
+/// Why the worker is in its state, and what is to be known of its index.
+fn why(worker: &WorkerSnapshot) -> String {
+    match &worker.index_rebuilt_often {
+        Some(reason) => format!("{}; index rebuilt often: {reason}", worker.state_why),
+        None => worker.state_why.clone(),
     }
 }
 

@@ -36,15 +36,16 @@ pub(crate) fn check(payload: &[u8]) {
 fn blocks(event: &KvEvent) -> usize {
     match event {
         KvEvent::Stored { blocks, .. } => blocks.len(),
-        KvEvent::Removed { hashes, .. } => hashes.len(),
-        KvEvent::Cleared => 0,
+        KvEvent::Removed { hashes, .. } | KvEvent::Dropped { hashes } => hashes.len(),
+        KvEvent::TierCleared { .. } | KvEvent::Cleared => 0,
     }
 }
 
 fn sound(batch: &EventBatch) {
     assert!(batch.timestamp_s.is_finite());
     for event in &batch.events {
-        assert!(matches!(event, KvEvent::Cleared) || blocks(event) > 0);
+        let clears = matches!(event, KvEvent::TierCleared { .. } | KvEvent::Cleared);
+        assert!(clears || blocks(event) > 0);
         if let KvEvent::Stored { blocks, parent, salt, .. } = event {
             let block_size = blocks[0].tokens.len();
             assert!(block_size > 0);

@@ -42,6 +42,8 @@ pub(crate) enum AttentionKind {
     EventsCutOff,
     /// The index lacks blocks of a worker.
     IndexTruncated,
+    /// The index of a worker is rebuilt again and again.
+    IndexRebuiltOften,
     /// A worker handed nothing over on some endpoints.
     NoHandOff,
 }
@@ -182,6 +184,11 @@ pub(crate) fn of_worker(worker: &WorkerSnapshot) -> Vec<Attention> {
         let message = "the index lacks some of its blocks";
         found.push(Attention::new(Kind::IndexTruncated, message).advise(advice));
     }
+    if let Some(reason) = &worker.index_rebuilt_often {
+        let message = format!("its index is dropped and built again and again: {reason}");
+        let found_often = Attention::new(Kind::IndexRebuiltOften, message);
+        found.push(found_often.advise(rebuild_advice(reason)));
+    }
     if !worker.no_hand_off.is_empty() {
         let endpoints = worker.no_hand_off.join(", ");
         let message = format!("handed nothing over on {endpoints}");
@@ -192,6 +199,24 @@ pub(crate) fn of_worker(worker: &WorkerSnapshot) -> Vec<Attention> {
         attention.worker = Some(worker.id.clone());
     }
     found
+}
+
+/// What to do about an index that is rebuilt again and again for a reason.
+fn rebuild_advice(reason: &str) -> &'static str {
+    match reason {
+        "unclear_removal" => {
+            "its engine sends KV events of a kind that this release cannot use, and that may remove \
+             blocks: use a version of the engine that this release knows"
+        }
+        "garbage" => {
+            "its KV events cannot be decoded: is `kv_events` the address of its publisher?"
+        }
+        "gap" | "replay_too_short" | "replay_failed" | "unverified" => {
+            "KV events are lost: give it `kv_replay`, and the engine a larger buffer for replays"
+        }
+        "engine_restarted" => "its engine restarts: the engine's log has the cause",
+        _ => "docs/guides/low-cache-hits.md, section 3, has the queries",
+    }
 }
 
 /// Why a worker takes no part in KV routing, or takes part untested. Of a worker that is down, its
@@ -274,6 +299,7 @@ mod tests {
             breakers_open: vec!["decode".into()],
             events_cut_off: true,
             index_truncated: true,
+            index_rebuilt_often: Some("gap".into()),
             no_hand_off: vec!["chat".into()],
             ..good
         };
@@ -282,6 +308,7 @@ mod tests {
             Kind::BreakerOpen,
             Kind::EventsCutOff,
             Kind::IndexTruncated,
+            Kind::IndexRebuiltOften,
             Kind::NoHandOff,
         ];
         assert_eq!(kinds(worst), all);

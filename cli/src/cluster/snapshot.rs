@@ -74,6 +74,8 @@ pub(crate) struct WorkerSnapshot {
     pub(crate) prefill_tokens: u64,
     pub(crate) breakers_open: Vec<String>,
     pub(crate) index_truncated: bool,
+    /// Why the worker's part of the index was rebuilt several times within the last minutes.
+    pub(crate) index_rebuilt_often: Option<String>,
     pub(crate) no_hand_off: Vec<String>,
     pub(crate) parity: String,
     pub(crate) parity_cause: Option<String>,

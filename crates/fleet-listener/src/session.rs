@@ -135,7 +135,7 @@ impl Session {
         self.context.count_attached(!stream.resync.is_open());
         loop {
             if let Some((reason, attached)) =
-                stream.send_due(Instant::now()).zip(self.attached.as_ref())
+                stream.send_due(Instant::now()).zip(self.attached.as_mut())
             {
                 attached.indexing.count_resync(reason);
             }

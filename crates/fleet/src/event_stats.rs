@@ -1,10 +1,15 @@
 //! Counts the results of one worker's KV events, to explain why blocks are not found.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use splitrail_kv::AppliedBlocks;
 
 use splitrail_telemetry::clock::unix_ms;
+
+/// How long a rebuild of a worker's part of the index counts.
+pub(super) const OFTEN: Duration = Duration::from_secs(600);
 
 /// Counters of one worker. They only grow; relaxed atomics suffice.
 #[derive(Debug, Default)]
@@ -16,6 +21,8 @@ pub struct EventStats {
     over_limit: AtomicU64,
     other_rank: AtomicU64,
     last_event_unix_ms: AtomicU64,
+    /// When a part of the index that is rebuilt often was last rebuilt, and why.
+    rebuilt_often: Mutex<Option<(Instant, &'static str)>>,
 }
 
 /// The counts at one time, or the difference of two.
@@ -58,6 +65,21 @@ impl EventStats {
     pub fn index_age_ms(&self, now_unix_ms: u64) -> Option<u64> {
         let heard = Some(self.last_event_unix_ms.load(Relaxed)).filter(|ms| *ms > 0);
         heard.map(|heard| now_unix_ms.saturating_sub(heard))
+    }
+
+    /// Records that a part of the worker's index was rebuilt not for the first time, for this reason
+    /// as in `splitrail_index_resyncs_total`.
+    pub(super) fn is_rebuilt_often(&self, now: Instant, reason: &'static str) {
+        let mut rebuilt = self.rebuilt_often.lock().unwrap_or_else(PoisonError::into_inner);
+        *rebuilt = Some((now, reason));
+    }
+
+    /// Why the index of the worker has been rebuilt several times within the last minutes; `None` if
+    /// it has not.
+    pub fn often_rebuilt(&self, now: Instant) -> Option<&'static str> {
+        let rebuilt = *self.rebuilt_often.lock().unwrap_or_else(PoisonError::into_inner);
+        let recent = rebuilt.filter(|(at, _)| now.saturating_duration_since(*at) < OFTEN);
+        recent.map(|(_, reason)| reason)
     }
 
     /// Counts events that are not used because they are those of another rank.

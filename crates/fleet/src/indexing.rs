@@ -2,11 +2,14 @@
 //! follows its KV events: counts what was applied, logs what could not be applied, and records
 //! whether the part is reliable.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use splitrail_engine::vllm::events::SkippedEvents;
 use splitrail_kv::{AppliedBlocks, WorkerKey};
 
+use super::event_stats::OFTEN;
 use super::pool::Pool;
 use super::ranks::rank_key;
 use super::worker::Worker;
@@ -19,6 +22,13 @@ const TRUNCATED_MIN: Duration = Duration::from_secs(60);
 
 /// The minimum time doubles with each rebuild, up to this.
 const TRUNCATED_MAX: Duration = Duration::from_secs(3600);
+
+/// The reason, in metrics and logs, for a part that was dropped after an event that may have removed
+/// any block.
+const UNCLEAR_REMOVAL: &str = "unclear_removal";
+
+/// Number of rebuilds within [`OFTEN`] from which a part is rebuilt often.
+const OFTEN_REBUILDS: usize = 3;
 
 /// The reason, in metrics and logs, for blocks beyond the size limit of the index.
 pub const OVER_LIMIT: &str = "over_limit";
@@ -40,6 +50,8 @@ pub struct IndexPart {
     truncated: Option<Instant>,
     /// Minimum time in this state before the part is rebuilt.
     pub truncated_min: Duration,
+    /// When the part was rebuilt, as often as [`OFTEN_REBUILDS`].
+    rebuilt: VecDeque<Instant>,
 }
 
 /// When the task ends in any way, what it has indexed may become outdated.
@@ -67,6 +79,7 @@ impl IndexPart {
             log_throttle: KeyedLogThrottle::default(),
             truncated: None,
             truncated_min: TRUNCATED_MIN,
+            rebuilt: VecDeque::with_capacity(OFTEN_REBUILDS),
         }
     }
 
@@ -131,6 +144,26 @@ impl IndexPart {
         if self.may_log("garbage") {
             let (model, worker, error) = (self.worker.model(), self.worker.id(), why);
             tracing::warn!(model, worker, %error, "a KV event message cannot be decoded");
+        }
+    }
+
+    /// Records events that were not applied as the engine sent them.
+    pub fn skip(&mut self, skipped: SkippedEvents) {
+        self.count_rejected("unknown_event", skipped.unknown_events as usize);
+        self.count_rejected("unusable_event", skipped.unusable_events as usize);
+        if skipped.replaced_by_clear == 0 {
+            return;
+        }
+        self.count_resync(UNCLEAR_REMOVAL);
+        self.worker.index_begins_anew();
+        if self.may_log(UNCLEAR_REMOVAL) {
+            let (model, worker) = (self.worker.model(), self.worker.id());
+            tracing::warn!(
+                model,
+                worker,
+                "a KV event that cannot be used may have removed any block: the worker's part of the \
+                 index is dropped"
+            );
         }
     }
 
@@ -206,9 +239,18 @@ impl IndexPart {
     }
 
     /// Counts a rebuild of this part, for `reason`.
-    pub fn count_resync(&self, reason: &str) {
+    pub fn count_resync(&mut self, reason: &'static str) {
         let [model, worker] = self.labels();
         self.cluster.metrics.index_resyncs.with_label_values(&[model, worker, reason]).inc();
+        if self.rebuilt.len() == OFTEN_REBUILDS {
+            self.rebuilt.pop_front();
+        }
+        let now = Instant::now();
+        self.rebuilt.push_back(now);
+        let is_recent = |first: &Instant| now.duration_since(*first) < OFTEN;
+        if self.rebuilt.len() == OFTEN_REBUILDS && self.rebuilt.front().is_some_and(is_recent) {
+            self.worker.event_stats.is_rebuilt_often(now, reason);
+        }
     }
 
     /// Counts `count` blocks or messages that were not indexed, for `reason`.

@@ -328,8 +328,11 @@ impl Intake {
             }
             return;
         }
-        if batch.events.contains(&KvEvent::Cleared) {
+        self.part.skip(batch.skipped);
+        if batch.events.iter().any(KvEvent::clears_device) {
             self.part.pool.speculative_index.forget(self.part.worker.index);
+        }
+        if batch.events.contains(&KvEvent::Cleared) && batch.skipped.replaced_by_clear == 0 {
             // Blocks of this batch that do not fit are counted below.
             self.part.nothing_is_left_out();
         }
@@ -429,7 +432,7 @@ impl Intake {
 
     /// Prepares to read all events again: blocks that the size limit left out may fit now, or a
     /// resynchronisation was requested.
-    fn begin_anew(&self, reason: &str) {
+    fn begin_anew(&mut self, reason: &'static str) {
         self.part.count_resync(reason);
         self.part.set_current(false);
         tracing::info!(
@@ -461,11 +464,13 @@ impl Intake {
     }
 }
 
-/// The number of blocks that an event names.
+/// The number of blocks that an event names, or whose work it makes.
 fn blocks_of(event: &KvEvent) -> usize {
     match event {
         KvEvent::Stored { blocks, .. } => blocks.len(),
-        KvEvent::Removed { hashes, .. } => hashes.len(),
+        KvEvent::Removed { hashes, .. } | KvEvent::Dropped { hashes } => hashes.len(),
+        // Looks at all blocks of the worker.
+        KvEvent::TierCleared { .. } => BLOCKS_PER_LOCK,
         KvEvent::Cleared => 0,
     }
 }
@@ -487,7 +492,11 @@ fn portions(event: &KvEvent) -> Box<dyn Iterator<Item = KvEvent> + Send + '_> {
                 |hashes: &[EngineHash]| KvEvent::Removed { hashes: hashes.to_vec(), tier: *tier };
             Box::new(hashes.chunks(BLOCKS_PER_LOCK).map(of))
         }
-        KvEvent::Cleared => Box::new(std::iter::once(KvEvent::Cleared)),
+        KvEvent::Dropped { hashes } => {
+            let of = |hashes: &[EngineHash]| KvEvent::Dropped { hashes: hashes.to_vec() };
+            Box::new(hashes.chunks(BLOCKS_PER_LOCK).map(of))
+        }
+        KvEvent::TierCleared { .. } | KvEvent::Cleared => Box::new(std::iter::once(event.clone())),
     }
 }
 

@@ -81,6 +81,23 @@ pub enum KvEvent {
         /// Where they were.
         tier: Tier,
     },
+    /// All copies of each named block were dropped, in every tier.
+    Dropped {
+        /// The blocks' names.
+        hashes: Vec<EngineHash>,
+    },
+    /// The worker dropped all its blocks in one tier.
+    TierCleared {
+        /// Where the blocks were.
+        tier: Tier,
+    },
     /// The worker dropped all its blocks, in every tier.
     Cleared,
+}
+
+impl KvEvent {
+    /// Whether all blocks in the fastest tier are gone.
+    pub fn clears_device(&self) -> bool {
+        matches!(self, Self::TierCleared { tier: Tier::Device } | Self::Cleared)
+    }
 }

@@ -280,6 +280,44 @@ fn cleared_drops_every_tier_of_that_rank_only() {
 }
 
 #[test]
+fn a_cleared_tier_leaves_the_other_tiers() {
+    let mut index = index(100);
+    index.apply(W0, &on_device(None, &[(1, 10), (2, 20), (3, 30)]));
+    index.apply(W0, &on_device(Some(2), &[(3, 30)]));
+    index.apply(W0, &stored(None, &[(1, 10), (2, 20)], Tier::Host));
+    index.apply(W0, &on_device(Some(7), &[(8, 80)]));
+    let cleared = |tier| KvEvent::TierCleared { tier };
+    assert_eq!(index.apply(W0, &cleared(Tier::Device)).removed, 4);
+    assert_eq!(index.block_counts(W0), [0, 2, 0, 0]);
+    assert_eq!(overlap(&index, W0, &[10, 20, 30]), 2);
+    // What waited in that tier is gone, too.
+    index.apply(W0, &stored(None, &[(7, 70)], Tier::Host));
+    assert_eq!(overlap(&index, W0, &[70, 80]), 1);
+    assert_eq!(index.apply(W0, &cleared(Tier::Device)).removed, 0);
+    assert_eq!(index.apply(W0, &cleared(Tier::Host)).removed, 3);
+    assert_eq!((index.workers().count(), index.distinct_blocks()), (0, 0));
+    // Of a worker that has one copy of each block, all in the device's memory.
+    index.apply(W0, &on_device(None, &[(1, 10), (2, 20)]));
+    assert_eq!(index.apply(W0, &cleared(Tier::Host)).removed, 0);
+    assert_eq!(index.apply(W0, &cleared(Tier::Device)).removed, 2);
+    assert_eq!((index.workers().count(), index.distinct_blocks()), (0, 0));
+}
+
+#[test]
+fn dropped_blocks_lose_all_copies_in_all_tiers() {
+    let mut index = index(100);
+    for _ in 0..3 {
+        index.apply(W0, &on_device(None, &[(1, 10), (2, 20), (3, 30)]));
+    }
+    index.apply(W0, &stored(None, &[(1, 10), (2, 20)], Tier::Disk));
+    let dropped = KvEvent::Dropped { hashes: [2, 3, 9].map(EngineHash).to_vec() };
+    assert_eq!(index.apply(W0, &dropped).removed, 7);
+    assert_eq!(overlap(&index, W0, &[10, 20, 30]), 1);
+    assert_eq!(index.block_counts(W0), [1, 0, 1, 0]);
+    assert_eq!(index.check(), Ok(()));
+}
+
+#[test]
 fn removing_a_worker_removes_all_its_ranks_and_no_other_worker() {
     let mut index = index(100);
     let far = WorkerKey { worker: 0, rank: u16::MAX };

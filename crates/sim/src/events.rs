@@ -78,8 +78,9 @@ impl EventSink {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let seconds = now.as_secs_f64() + self.clock_ahead_s as f64;
         let told = distort::distort(&self.faults, self.rank, events);
-        let encode =
-            |events: &[CacheEvent]| Bytes::from(self.encoder.batch(seconds, events, told.rank));
+        let encode = |events: &[CacheEvent]| {
+            Bytes::from(self.encoder.batch(seconds, events, told.odd, told.rank))
+        };
         let number = self.next_sequence;
         self.history.push((number, encode(&told.replayed)));
         if let Some(publisher) = &self.publisher {

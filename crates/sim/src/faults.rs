@@ -74,6 +74,23 @@ pub enum FaultKind {
     StrangeParents,
     /// Events name another data-parallel rank.
     OtherRank,
+    /// Each batch of events has one more event, which says nothing of the blocks of prefixes.
+    OddEvents {
+        /// The event.
+        event: OddEvent,
+    },
+}
+
+/// An event that says nothing of the blocks of prefixes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OddEvent {
+    /// Names offloaded blocks without their tokens, as vLLM does with CPU offloading.
+    Placeholder,
+    /// Has a type of which nothing is known.
+    Unknown,
+    /// Stores a block of a sliding window.
+    SlidingWindow,
 }
 
 impl FaultKind {
@@ -98,6 +115,7 @@ impl FaultKind {
             Self::DropAdapters => "drop_adapters",
             Self::StrangeParents => "strange_parents",
             Self::OtherRank => "other_rank",
+            Self::OddEvents { .. } => "odd_events",
         }
     }
 }

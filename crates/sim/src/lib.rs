@@ -26,7 +26,7 @@ pub use config::{
     ThresholdReply, UsageReport,
 };
 pub use engine::Counters;
-pub use faults::{Fault, FaultKind};
+pub use faults::{Fault, FaultKind, OddEvent};
 pub use record::{RecordedRequest, SimState};
 pub use server::SimEngine;
 pub use storage::SharedStorage;

@@ -332,8 +332,8 @@ metrics! {
     index_gaps: IntCounterVec("index_gaps_total"; "model", "worker");
     /// Number of times that the worker's part of the index was dropped and rebuilt.
     index_resyncs: IntCounterVec("index_resyncs_total"; "model", "worker", "reason" in RESYNCS);
-    /// Blocks that could not be indexed. The reasons `garbage` and `rank` count events instead of
-    /// blocks.
+    /// Blocks that could not be indexed. The reasons `garbage`, `rank`, `unknown_event` and
+    /// `unusable_event` count events instead of blocks.
     index_rejected: IntCounterVec("index_rejected_total"; "model", "worker", "reason" in REJECTED);
     /// Time from the creation of an event in the engine to its presence in the index.
     index_event_lag: HistogramVec[SECONDS]("index_event_lag_seconds"; "model", "worker");

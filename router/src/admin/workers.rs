@@ -65,6 +65,7 @@ pub(super) fn view(admin: &Admin, served: &ServedModel, worker: &Worker) -> Valu
         "events_current": worker.events_are_current(),
         "events_cut_off": worker.tells_blocks() && !worker.events_are_current(),
         "index_truncated": worker.index_is_truncated(),
+        "index_rebuilt_often": worker.event_stats.often_rebuilt(Instant::now()),
         "breakers_open": open,
         "shim": worker.config.shim,
         "capabilities": worker.shim_report.capabilities().map(|known| known.to_json()),

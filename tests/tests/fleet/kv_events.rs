@@ -3,7 +3,7 @@
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
-use splitrail_sim::{EventForm, Fault, FaultKind, HashForm, SimConfig, UsageReport};
+use splitrail_sim::{EventForm, Fault, FaultKind, HashForm, OddEvent, SimConfig, UsageReport};
 use splitrail_tests::cluster::{eventually, restarted};
 use splitrail_tests::{Client, Cluster, Reply, Spec};
 
@@ -141,6 +141,68 @@ async fn batches_that_were_lost_are_replayed() {
     }
 }
 
+/// Waits until the index has what the engine has of a prompt.
+async fn is_known_again(cluster: &Cluster, prompt: &str) {
+    eventually("the prompt is known", async || {
+        let again = ask(&cluster.http, prompt).await;
+        cached(&again) > 0 && overlap(cluster, &again).await * BLOCK >= cached(&again)
+    })
+    .await;
+}
+
+/// Why the index of the only worker is rebuilt often, as the admin listener says.
+async fn rebuilt_often(cluster: &Cluster) -> Value {
+    cluster.admin.get("/admin/workers").await.json()["workers"][0]["index_rebuilt_often"].clone()
+}
+
+fn rejected_for<'a>(worker: &'a str, reason: &'a str) -> [(&'a str, &'a str); 2] {
+    [("worker", worker), ("reason", reason)]
+}
+
+#[tokio::test]
+async fn announcements_of_offloaded_blocks_cost_the_index_nothing() {
+    let cluster = Cluster::start(Spec::aggregated(1)).await;
+    let before = text(20, "before");
+    ask(&cluster.http, &before).await;
+    cluster.settle().await;
+    let kind = FaultKind::OddEvents { event: OddEvent::Placeholder };
+    cluster.engine("w0").set_fault(Fault { kind, times: None });
+    for i in 0..4 {
+        ask(&cluster.http, &text(20, &format!("between{i}-"))).await;
+    }
+    for prompt in [before, text(20, "between0-"), text(20, "between3-")] {
+        assert!(check_overlap(&cluster, &prompt).await > 0, "{prompt}");
+    }
+    let rejected = rejected_for("w0", "unusable_event");
+    assert!(cluster.metric("splitrail_index_rejected_total", &rejected).await >= 4.0);
+    let resyncs = cluster.metric("splitrail_index_resyncs_total", &[("worker", "w0")]);
+    assert_eq!(resyncs.await, 0.0);
+    assert_eq!(rebuilt_often(&cluster).await, Value::Null);
+}
+
+#[tokio::test]
+async fn an_event_of_an_unknown_kind_leaves_no_block_that_it_may_have_removed() {
+    let cluster = Cluster::start(Spec::aggregated(1)).await;
+    let kind = FaultKind::OddEvents { event: OddEvent::Unknown };
+    let worker = cluster.engine("w0");
+    for (round, often) in [(0, false), (1, false), (2, true)] {
+        let [before, with] = ["before", "with"].map(|name| text(20, &format!("{name}{round}-")));
+        ask(&cluster.http, &before).await;
+        is_known_again(&cluster, &before).await;
+        worker.set_fault(Fault { kind: kind.clone(), times: Some(1) });
+        ask(&cluster.http, &with).await;
+        // What the same batch stored behind the event is there.
+        is_known_again(&cluster, &with).await;
+        let reply = ask(&cluster.http, &before).await;
+        assert_eq!(overlap(&cluster, &reply).await, 0);
+        assert!(cached(&reply) > 0, "the engine's figure is told all the same");
+        let reason = rebuilt_often(&cluster).await;
+        assert_eq!(reason == "unclear_removal", often, "{reason}");
+    }
+    let unknown = rejected_for("w0", "unknown_event");
+    assert_eq!(cluster.metric("splitrail_index_rejected_total", &unknown).await, 3.0);
+}
+
 /// A cluster of one engine that knows a prompt named "before", and whose events
 /// were garbage while it served "hidden".
 async fn after_garbage() -> Cluster {
@@ -167,11 +229,7 @@ async fn garbage_is_counted_and_never_makes_the_router_claim_too_much() {
     let cluster = after_garbage().await;
     let new = text(20, "after");
     ask(&cluster.http, &new).await;
-    eventually("what came after the garbage is known", async || {
-        let again = ask(&cluster.http, &new).await;
-        overlap(&cluster, &again).await * BLOCK >= cached(&again)
-    })
-    .await;
+    is_known_again(&cluster, &new).await;
     for prompt in ["before", "hidden"] {
         let reply = ask(&cluster.http, &text(20, prompt)).await;
         let told = cached(&reply);
@@ -210,11 +268,7 @@ async fn without_a_replay_endpoint_nothing_from_before_a_gap_is_believed() {
         cluster.metric("splitrail_index_gaps_total", &[("worker", "w0")]).await > 0.0
     })
     .await;
-    eventually("what came after the gap is known", async || {
-        let again = ask(&cluster.http, &new).await;
-        overlap(&cluster, &again).await * BLOCK >= cached(&again)
-    })
-    .await;
+    is_known_again(&cluster, &new).await;
     for prompt in [&old, &text(20, "lost")] {
         let reply = ask(&cluster.http, prompt).await;
         assert_eq!(overlap(&cluster, &reply).await, 0);

@@ -188,6 +188,18 @@ impl RankIntake {
             }
             return;
         }
+        let skipped = batch.skipped;
+        let rejected = (skipped.unknown_events + skipped.unusable_events) as usize;
+        self.mirror.update(|state| state.count_rejected(rank, rejected));
+        if skipped.replaced_by_clear > 0 {
+            self.mirror.update(|state| state.count_reset(rank, "unclear_removal"));
+            if self.log_throttle.may_log("unclear_removal") {
+                tracing::warn!(
+                    rank,
+                    "a KV event that cannot be used may have removed any block: the mirror is emptied"
+                );
+            }
+        }
         // The age of what is read again is no delay.
         let made_s = if self.is_replayed { 0.0 } else { batch.timestamp_s };
         let (mut sum, mut rest) = (AppliedBlocks::default(), &batch.events[..]);

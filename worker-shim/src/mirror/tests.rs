@@ -1,9 +1,10 @@
 //! Tests of the mirror without sockets: what it makes of an engine's events.
 #![allow(clippy::unwrap_used)]
 
-use splitrail_engine::vllm::events::{EventBatch, SkippedEvents};
+use splitrail_engine::vllm::events::{DecodeLimits, Decoder, EventBatch, SkippedEvents};
 use splitrail_engine::vllm::subscription::{ResetReason, SyncOutcome, Update};
 use splitrail_kv::{EngineHash, HashSeed, KvEvent, Namespace, StoredBlock, Tier, chain_hashes};
+use splitrail_proto::v1;
 use tokio::time::Instant;
 
 use super::rank_follower::{RankIntake, TRUNCATED_MIN};
@@ -123,6 +124,55 @@ fn events_of_another_rank_are_ignored() {
     intake.handle(batch(1, Some(4), vec![removed(0..5)]));
     assert!(holds(&mirror, 0..5));
     assert_eq!(mirror.status().ranks[0].rejected, 1);
+}
+
+/// A batch as an engine sends it: a prompt of three blocks, and an event with this type and no more.
+fn decoded(sequence: u64, odd: &str) -> Update {
+    let text = |text: &str| [&[0xa0 | u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
+    let batch = [
+        &[0x92, 0, 0x92, 0x81][..],
+        &text("type"),
+        &text(odd),
+        &[0x95],
+        &text("BlockStored"),
+        &[0x93, 0, 1, 2, 0xc0, 0x93, 0, 1, 2, 1],
+    ];
+    let mut decoder = Decoder::new(DecodeLimits::default());
+    Update::Batch { sequence, batch: decoder.decode(&batch.concat()).unwrap() }
+}
+
+#[test]
+fn an_odd_event_costs_no_others_unless_it_may_have_removed_them() {
+    let (mirror, mut intake, _agreement) = mirror(100);
+    intake.handle(batch(0, None, vec![stored(5..8)]));
+    intake.handle(decoded(1, "BlockStored"));
+    intake.handle(decoded(2, "BlocksAdded"));
+    assert!(holds(&mirror, 0..3) && holds(&mirror, 5..8));
+    let status = mirror.status();
+    assert_eq!((status.ranks[0].rejected, status.ranks[0].resets), (2, 0));
+    intake.handle(decoded(3, "Rearranged"));
+    assert!(holds(&mirror, 0..3) && !holds(&mirror, 5..8));
+    let status = mirror.status();
+    assert_eq!((status.ranks[0].resets, status.ranks[0].last_reset), (1, Some("unclear_removal")));
+}
+
+#[test]
+fn a_tier_that_was_cleared_is_empty_in_the_changes_of_the_mirror() {
+    let (mirror, mut intake, _agreement) = mirror(100);
+    let KvEvent::Stored { parent, blocks, adapter, salt, .. } = stored(0..2) else { panic!() };
+    let tier = Tier::Host;
+    let offloaded = KvEvent::Stored { parent, blocks, adapter, salt, tier };
+    intake.handle(batch(0, None, vec![stored(0..3), stored(0..1), offloaded]));
+    let before = mirror.position().borrow().sequence;
+    intake.handle(batch(1, None, vec![KvEvent::TierCleared { tier: Tier::Device }]));
+    let changes = mirror.after(mirror.id().0, before).unwrap();
+    let changes = changes.iter().flat_map(|events| &events.changes);
+    let removed = changes.map(|change| match &change.change {
+        Some(v1::change::Change::Removed(removed)) => removed.names.len(),
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(removed.sum::<usize>(), 4, "one for each copy");
+    assert_eq!(mirror.status().ranks[0].blocks, [0, 2, 0, 0]);
 }
 
 #[tokio::test]

@@ -5,6 +5,17 @@
 //! tagged `type`, vLLM up to 0.23 as an array that starts with the tag. Arrays
 //! and maps are accepted at both levels, with keys in any order, unknown keys
 //! and trailing items skipped.
+//!
+//! An event that cannot be used costs neither the other events of its batch nor, unless it may have
+//! removed blocks, what is known of the engine. The rule never leaves a block that may be gone:
+//!
+//! | event | becomes |
+//! |---|---|
+//! | stores blocks, as its name says, and is unknown or cannot be used | nothing |
+//! | unknown, in map form, with usable `block_hashes` | [`KvEvent::Dropped`] of these blocks |
+//! | another unknown event, or a removal that cannot be used | [`KvEvent::Cleared`] |
+//!
+//! To read all events again would help with none of them, because the engine would send the same.
 
 use splitrail_kv::{EngineHash, KvEvent, StoredBlock};
 
@@ -12,13 +23,15 @@ mod cursor;
 mod error;
 mod extra;
 mod group;
+mod kind;
 mod stored;
 
 pub use error::{DecodeError, DecodeProblem};
 pub use group::GroupFilter;
 
 use cursor::Cursor;
-use stored::{RemovedEvent, StoredEvent};
+use kind::EventKind;
+use stored::{RemovedEvent, StoredEvent, cleared_tier};
 
 /// Bounds on one payload. Exceeding one is a [`DecodeError`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,7 +76,7 @@ pub struct EventBatch {
     pub rank: Option<u16>,
     /// The changes, in the order in which they took place.
     pub events: Vec<KvEvent>,
-    /// The number of events that are not in `events`, by reason.
+    /// The numbers of events that are not in `events` as the engine sent them.
     pub skipped: SkippedEvents,
 }
 
@@ -76,19 +89,27 @@ impl EventBatch {
                 let tokens = blocks.first().map_or(0, |block| block.tokens.len());
                 blocks.len() * (size_of::<StoredBlock>() + tokens * size_of::<u32>())
             }
-            KvEvent::Removed { hashes, .. } => hashes.len() * size_of::<EngineHash>(),
-            KvEvent::Cleared => 0,
+            KvEvent::Removed { hashes, .. } | KvEvent::Dropped { hashes } => {
+                hashes.len() * size_of::<EngineHash>()
+            }
+            KvEvent::TierCleared { .. } | KvEvent::Cleared => 0,
         };
         let lists: usize = self.events.iter().map(of_event).sum();
         self.events.len() * size_of::<KvEvent>() + lists
     }
 }
 
-/// Events of a batch that were parsed and left out.
+/// Events of a batch that were left out, or replaced because they may have removed blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SkippedEvents {
-    /// Events with a tag that this decoder does not know.
+    /// Events with a tag that this decoder does not know, or without one.
     pub unknown_events: u32,
+    /// Events of a known kind that cannot be used: a field is missing, or has a wrong type or an
+    /// impossible value. vLLM with CPU offloading sends such an event, without tokens, for blocks
+    /// that it offloads.
+    pub unusable_events: u32,
+    /// Those of the above that may have removed any block: each is a [`KvEvent::Cleared`].
+    pub replaced_by_clear: u32,
     /// Events of cache groups other than full attention (sliding window, state space layers) in
     /// hybrid models: those groups drop blocks from the middle of a prompt, so they say nothing
     /// about prefix reuse.
@@ -114,7 +135,7 @@ impl Decoder {
     /// Decodes the next payload of the stream.
     ///
     /// # Errors
-    /// The payload is malformed or exceeds a limit.
+    /// The payload is not a batch, or exceeds a limit. What an event says is no error.
     pub fn decode(&mut self, payload: &[u8]) -> Result<EventBatch, DecodeError> {
         decode_with(payload, &self.limits, &mut self.groups)
     }
@@ -216,75 +237,105 @@ impl BatchReader<'_> {
         skipped: &mut SkippedEvents,
     ) -> Result<Option<KvEvent>, DecodeError> {
         let start = cursor.clone();
-        let (tag, is_map) = tag(cursor)?;
-        let items = if is_map { cursor.map_len("event")? } else { cursor.array_len("event")? };
-        match tag {
-            "BlockStored" => {
-                let max_blocks = self.limits.max_blocks_per_event.min(self.blocks_left);
-                let mut stored = StoredEvent::new(max_blocks);
-                for index in 0..items {
-                    let key =
-                        if is_map { cursor.str("event key")? } else { StoredEvent::key(index) };
-                    stored.field(key, cursor)?;
+        let (kind, is_map) = kind(cursor)?;
+        if kind.is_unknown() {
+            skipped.unknown_events += 1;
+        }
+        match self.usable_event(kind, is_map, cursor, skipped) {
+            Err(error) if error.problem.is_of_one_value() => {
+                // What is left of the event must have an end nevertheless.
+                *cursor = start;
+                cursor.skip_event()?;
+                if !kind.is_unknown() {
+                    skipped.unusable_events += 1;
                 }
+                if !kind.may_remove() {
+                    return Ok(None);
+                }
+                skipped.replaced_by_clear += 1;
+                Ok(Some(KvEvent::Cleared))
+            }
+            result => result,
+        }
+    }
+
+    /// [`Self::event`], with an error if it cannot be used.
+    fn usable_event(
+        &mut self,
+        kind: EventKind,
+        is_map: bool,
+        cursor: &mut Cursor<'_>,
+        skipped: &mut SkippedEvents,
+    ) -> Result<Option<KvEvent>, DecodeError> {
+        let start = cursor.clone();
+        let max_blocks = self.limits.max_blocks_per_event.min(self.blocks_left);
+        let event = match kind {
+            EventKind::Stored => {
+                let mut stored = StoredEvent::new(max_blocks);
+                fields(cursor, is_map, StoredEvent::key, |key, c| stored.field(key, c))?;
                 if !self.groups.learn(stored.group, stored.spec_kind) {
                     skipped.other_groups += 1;
                     return Ok(None);
                 }
                 self.blocks_left -= stored.block_count();
-                let event = stored.into_event(&start)?;
-                skipped.empty_events += u32::from(event.is_none());
-                Ok(event)
+                stored.into_event(&start)?
             }
-            "BlockRemoved" => {
-                let max_blocks = self.limits.max_blocks_per_event.min(self.blocks_left);
+            EventKind::Removed | EventKind::Unknown => {
                 let mut removed = RemovedEvent::new(max_blocks);
-                for index in 0..items {
-                    let key =
-                        if is_map { cursor.str("event key")? } else { RemovedEvent::key(index) };
-                    removed.field(key, cursor)?;
-                }
-                if !self.groups.counts(removed.group) {
+                let key = if kind.is_unknown() { |_| "" } else { RemovedEvent::key };
+                fields(cursor, is_map, key, |key, c| removed.field(key, c))?;
+                if !self.groups.has_removed(removed.group) {
                     skipped.other_groups += 1;
                     return Ok(None);
                 }
                 self.blocks_left -= removed.block_count();
-                let event = removed.into_event(&start)?;
-                skipped.empty_events += u32::from(event.is_none());
-                Ok(event)
+                removed.into_event(kind, &start)?
             }
-            other => {
-                for _ in 0..items {
-                    if is_map {
-                        cursor.skip("event key")?;
-                    }
-                    cursor.skip("event")?;
-                }
-                if other == "AllBlocksCleared" {
-                    return Ok(Some(KvEvent::Cleared));
-                }
-                skipped.unknown_events += 1;
-                Ok(None)
+            EventKind::TierCleared => return cleared_tier(cursor, is_map).map(Some),
+            EventKind::Cleared => {
+                cursor.skip_event()?;
+                return Ok(Some(KvEvent::Cleared));
             }
-        }
+            EventKind::Added => {
+                cursor.skip_event()?;
+                return Ok(None);
+            }
+        };
+        skipped.empty_events += u32::from(event.is_none());
+        Ok(event)
     }
 }
 
-/// The tag of the event at the cursor, and whether the event is a map. The cursor stays at the
+/// Calls a function with the key of each field of an event, and the cursor at its value. `name`
+/// gives the key of an item in the array form.
+fn fields<'a>(
+    cursor: &mut Cursor<'a>,
+    is_map: bool,
+    name: fn(usize) -> &'static str,
+    mut field: impl FnMut(&str, &mut Cursor<'a>) -> Result<(), DecodeError>,
+) -> Result<(), DecodeError> {
+    let items = if is_map { cursor.map_len("event")? } else { cursor.array_len("event")? };
+    for index in 0..items {
+        let key = if is_map { cursor.key("event key")? } else { name(index) };
+        field(key, cursor)?;
+    }
+    Ok(())
+}
+
+/// The kind of the event at the cursor, and whether the event is a map. The cursor stays at the
 /// event's start: the tag decides how to read all other fields, but may be a map's last key.
-fn tag<'a>(cursor: &mut Cursor<'a>) -> Result<(&'a str, bool), DecodeError> {
+fn kind(cursor: &Cursor<'_>) -> Result<(EventKind, bool), DecodeError> {
     let mut ahead = cursor.clone();
+    let kind = |tag: Result<&str, DecodeError>| tag.map_or(EventKind::Unknown, EventKind::of);
     if !cursor.next_is_map() {
-        if ahead.array_len("event")? == 0 {
-            return Err(cursor.error("type", DecodeProblem::Missing));
-        }
-        return Ok((ahead.str("type")?, false));
+        let is_empty = ahead.array_len("event")? == 0;
+        return Ok((if is_empty { EventKind::Unknown } else { kind(ahead.str("type")) }, false));
     }
     for _ in 0..ahead.map_len("event")? {
-        if ahead.str("event key")? == "type" {
-            return Ok((ahead.str("type")?, true));
+        if ahead.key("event key")? == "type" {
+            return Ok((kind(ahead.str("type")), true));
         }
         ahead.skip("event")?;
     }
-    Err(cursor.error("type", DecodeProblem::Missing))
+    Ok((EventKind::Unknown, true))
 }

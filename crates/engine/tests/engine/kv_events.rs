@@ -9,11 +9,11 @@ use splitrail_engine::vllm::events::{
 };
 use splitrail_kv::{EngineHash, KvEvent, StoredBlock, Tier};
 
-fn decode(payload: &[u8]) -> EventBatch {
+pub(crate) fn decode(payload: &[u8]) -> EventBatch {
     decode_batch(payload, &DecodeLimits::default()).unwrap()
 }
 
-fn problem(payload: &[u8], limits: &DecodeLimits) -> DecodeProblem {
+pub(crate) fn problem(payload: &[u8], limits: &DecodeLimits) -> DecodeProblem {
     decode_batch(payload, limits).unwrap_err().problem
 }
 
@@ -138,48 +138,48 @@ fn bytes_after_a_batch_are_an_error() {
 
 /// Writes msgpack values for tests.
 #[derive(Default)]
-struct Pack(Vec<u8>);
+pub(crate) struct Pack(pub(crate) Vec<u8>);
 
 impl Pack {
-    fn array(mut self, length: u32) -> Self {
+    pub(crate) fn array(mut self, length: u32) -> Self {
         mp::write_array_len(&mut self.0, length).unwrap();
         self
     }
-    fn map(mut self, length: u32) -> Self {
+    pub(crate) fn map(mut self, length: u32) -> Self {
         mp::write_map_len(&mut self.0, length).unwrap();
         self
     }
-    fn str(mut self, text: &str) -> Self {
+    pub(crate) fn str(mut self, text: &str) -> Self {
         mp::write_str(&mut self.0, text).unwrap();
         self
     }
-    fn int(mut self, value: i64) -> Self {
+    pub(crate) fn int(mut self, value: i64) -> Self {
         mp::write_sint(&mut self.0, value).unwrap();
         self
     }
-    fn ints(self, values: &[i64]) -> Self {
+    pub(crate) fn ints(self, values: &[i64]) -> Self {
         let array = self.array(values.len() as u32);
         values.iter().fold(array, |pack, value| pack.int(*value))
     }
-    fn nil(mut self) -> Self {
+    pub(crate) fn nil(mut self) -> Self {
         mp::write_nil(&mut self.0).unwrap();
         self
     }
-    fn float(mut self, value: f64) -> Self {
+    pub(crate) fn float(mut self, value: f64) -> Self {
         mp::write_f64(&mut self.0, value).unwrap();
         self
     }
-    fn bin(mut self, bytes: &[u8]) -> Self {
+    pub(crate) fn bin(mut self, bytes: &[u8]) -> Self {
         mp::write_bin(&mut self.0, bytes).unwrap();
         self
     }
     /// An array-form batch of `events` events, the events to follow.
-    fn batch(events: u32) -> Self {
+    pub(crate) fn batch(events: u32) -> Self {
         Self::default().array(2).float(1.5).array(events)
     }
     /// A map-form stored event of two blocks of two tokens, with `more` fields to
     /// follow.
-    fn stored(self, more: u32) -> Self {
+    pub(crate) fn stored(self, more: u32) -> Self {
         self.map(5 + more)
             .str("type")
             .str("BlockStored")
@@ -270,11 +270,11 @@ fn maps_decode_in_any_order_with_unknown_keys_and_events_counted() {
         .str("somewhere")
         .str("type")
         .str("BlockStored");
-    let payload = payload.map(2).str("type").str("BlockMoved").str("block_hashes").nil();
+    let payload = payload.map(2).str("type").str("BlocksAdded").str("block_hashes").nil();
     let payload = payload.str("data_parallel_rank").int(3).str("ts").int(12);
     let batch = decode(&payload.0);
     assert_eq!((batch.timestamp_s, batch.rank), (12.0, Some(3)));
-    assert_eq!(batch.skipped.unknown_events, 1);
+    assert_eq!((batch.events.len(), batch.skipped.unknown_events), (1, 1));
     let (blocks, _, _, tier) = stored(&batch.events[0]);
     assert_eq!(blocks[0].hash, EngineHash(0x0102));
     assert_eq!(tier, Tier::Remote);
@@ -378,43 +378,25 @@ fn other_cache_groups_are_left_out_with_their_removals() {
         let full = decoder.decode(&of_group(kind, 0)).unwrap();
         assert_eq!((full.events.len(), full.skipped.other_groups), (2, 0));
     }
-    let removal = Pack::batch(1).array(4).str("BlockRemoved").ints(&[11]).nil().int(1);
-    assert_eq!(decoder.decode(&removal.0).unwrap().skipped.other_groups, 1);
-    decoder.forget_groups();
-    assert_eq!(decoder.decode(&removal.0).unwrap().events.len(), 1);
+    for group in [1, 2, 256, 70_000] {
+        let removal = Pack::batch(1).array(4).str("BlockRemoved").ints(&[11]).nil().int(group);
+        assert_eq!(decoder.decode(&removal.0).unwrap().skipped.other_groups, 1, "{group}");
+    }
 }
 
 #[test]
-fn a_token_count_that_does_not_fit_is_an_error_with_its_place() {
-    let payload = Pack::batch(2).array(1).str("AllBlocksCleared");
-    let offset = payload.0.len();
-    let payload = payload.array(5).str("BlockStored").ints(&[1, 2]).nil().ints(&[1, 2, 3]).int(2);
-    let error = decode_batch(&payload.0, &DecodeLimits::default()).unwrap_err();
-    let problem = DecodeProblem::TokenCount { tokens: 3, blocks: 2, block_size: 2 };
-    assert_eq!((error.offset, error.field, error.problem), (offset, "token_ids", problem));
-}
-
-#[test]
-fn values_that_do_not_fit_their_field_are_errors() {
-    let limits = DecodeLimits::default();
-    let hash_event =
-        |hash: fn(Pack) -> Pack| hash(Pack::batch(1).array(2).str("BlockRemoved").array(1)).0;
-    assert_eq!(
-        problem(&hash_event(|p| p.bin(&[1, 2, 3])), &limits),
-        DecodeProblem::HashLength { bytes: 3 }
-    );
-    let text = problem(&hash_event(|p| p.str("x")), &limits);
-    assert_eq!(text, DecodeProblem::WrongType { expected: "a whole number" });
-    let tokens =
-        |token| Pack::batch(1).array(5).str("BlockStored").ints(&[1]).nil().ints(&[token]).int(1).0;
-    assert_eq!(problem(&tokens(-1), &limits), DecodeProblem::OutOfRange);
-    assert_eq!(problem(&tokens(1 << 32), &limits), DecodeProblem::OutOfRange);
-    let rank = Pack::default().array(3).float(0.0).array(0).int(70_000);
-    assert_eq!(problem(&rank.0, &limits), DecodeProblem::OutOfRange);
-    let never = Pack::default().array(2).float(f64::NAN).array(0);
-    assert_eq!(problem(&never.0, &limits), DecodeProblem::OutOfRange);
-    let no_size = Pack::batch(1).array(5).str("BlockStored").ints(&[]).nil().ints(&[]).int(0);
-    assert_eq!(problem(&no_size.0, &limits), DecodeProblem::OutOfRange);
+fn without_kinds_the_first_group_counts_and_no_other() {
+    let stored = |group: i64| Pack::batch(1).stored(1).str("group_idx").int(group).0;
+    let removed =
+        |group: i64| Pack::batch(1).array(4).str("BlockRemoved").ints(&[11]).nil().int(group).0;
+    let mut decoder = Decoder::new(DecodeLimits::default());
+    let mut counts = |payload: Vec<u8>| !decoder.decode(&payload).unwrap().events.is_empty();
+    assert!(!counts(removed(0)), "nothing was stored for the group");
+    assert!(counts(stored(0)) && !counts(stored(1)) && !counts(stored(300)));
+    assert!(counts(removed(0)) && !counts(removed(1)) && !counts(removed(2)));
+    // A group may be named by removals alone.
+    assert!(counts(Pack::batch(1).stored(0).0));
+    assert!(counts(removed(2)) && !counts(removed(1)));
 }
 
 #[test]
@@ -477,8 +459,8 @@ fn within_bounds(batch: &EventBatch, limits: &DecodeLimits, payload: &[u8]) {
                 tokens += blocks.iter().map(|block| block.tokens.len()).sum::<usize>();
                 blocks.len()
             }
-            KvEvent::Removed { hashes, .. } => hashes.len(),
-            KvEvent::Cleared => 0,
+            KvEvent::Removed { hashes, .. } | KvEvent::Dropped { hashes } => hashes.len(),
+            KvEvent::TierCleared { .. } | KvEvent::Cleared => 0,
         };
         assert!(in_event <= limits.max_blocks_per_event);
         blocks += in_event;

@@ -7,6 +7,7 @@ mod identity;
 mod kv_events;
 mod load;
 mod nixl;
+mod odd_kv_events;
 mod pinned;
 mod prefix;
 mod rendezvous;

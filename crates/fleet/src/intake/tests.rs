@@ -165,6 +165,29 @@ async fn an_index_lacks_nothing_of_a_cache_that_is_empty() {
     assert!(!intake.part.has_room_again(due(&intake)));
 }
 
+#[tokio::test]
+async fn an_event_that_may_have_removed_any_block_is_a_rebuild_and_no_empty_cache() {
+    let mut intake = intake();
+    take_all(&mut intake, stored(0..BOUND + 4)).await;
+    let unclear = || {
+        let skipped = SkippedEvents { replaced_by_clear: 1, ..SkippedEvents::default() };
+        let events = vec![KvEvent::Cleared];
+        let batch = EventBatch { timestamp_s: 0.0, rank: None, events, skipped };
+        Update::Batch { sequence: 0, batch }
+    };
+    let often = |intake: &Intake| intake.part.worker.event_stats.often_rebuilt(Instant::now());
+    intake.take(unclear()).await;
+    assert_eq!(intake.part.blocks(), 0);
+    assert!(intake.part.worker.index_is_truncated(), "the engine may hold all of them");
+    take_all(&mut intake, stored(0..2)).await;
+    intake.take(unclear()).await;
+    assert_eq!(often(&intake), None);
+    intake.take(Update::Reset { reason: ResetReason::Gap }).await;
+    assert_eq!(often(&intake), Some("gap"));
+    let worker = &intake.part.worker;
+    assert_eq!(worker.event_stats.often_rebuilt(Instant::now() + crate::event_stats::OFTEN), None);
+}
+
 /// The number of turns that a future takes of the thread.
 fn turns(future: impl Future<Output = ()>) -> usize {
     let mut future = std::pin::pin!(future);

@@ -1,8 +1,10 @@
 //! Applies the events of workers to the index.
 
+use std::collections::BTreeSet;
+
 use super::observe::{Change, ChangeCallback, NoObserver, Observer};
 use super::{AppliedBlocks, Index, TokenBlocks, WorkerKey};
-use crate::event::{EngineHash, KvEvent, Tier};
+use crate::event::{EngineHash, KvEvent, StoredBlock, Tier};
 
 impl Index {
     /// Applies one event of a worker. Events must be applied in the worker's order; after a gap,
@@ -48,14 +50,86 @@ impl Index {
             KvEvent::Removed { hashes, tier } => {
                 self.remove_telling(worker, hashes, *tier, observer)
             }
+            KvEvent::Dropped { hashes } => {
+                let removed = self.drop_blocks(worker, hashes, observer);
+                AppliedBlocks { removed, ..AppliedBlocks::default() }
+            }
+            KvEvent::TierCleared { tier } => {
+                let removed = self.clear_tier(worker, *tier, observer);
+                AppliedBlocks { removed, ..AppliedBlocks::default() }
+            }
             KvEvent::Cleared => {
-                let removed = self.clear_worker(worker);
-                if removed > 0 {
-                    observer.see(Change::Cleared);
-                }
+                let removed = self.clear_telling(worker, observer);
                 AppliedBlocks { removed, ..AppliedBlocks::default() }
             }
         }
+    }
+
+    /// [`Index::clear_worker`], reporting the change.
+    fn clear_telling(&mut self, worker: WorkerKey, observer: &mut impl Observer) -> usize {
+        let removed = self.clear_worker(worker);
+        if removed > 0 {
+            observer.see(Change::Cleared);
+        }
+        removed
+    }
+
+    /// Removes all copies of the named blocks, and the waiting events that name one of them; returns
+    /// the number of copies.
+    fn drop_blocks(
+        &mut self,
+        worker: WorkerKey,
+        hashes: &[EngineHash],
+        observer: &mut impl Observer,
+    ) -> usize {
+        if let Some(known) = self.workers.get_mut(&worker)
+            && !known.waiting_events.is_empty()
+        {
+            let dropped: BTreeSet<_> = hashes.iter().collect();
+            let is_dropped = |block: &StoredBlock| dropped.contains(&block.hash);
+            known.waiting_events.drop_if(|waiting| waiting.blocks.iter().any(is_dropped));
+        }
+        Tier::ALL.into_iter().map(|tier| self.drop_copies(worker, hashes, tier, observer)).sum()
+    }
+
+    /// Removes all copies of a worker's blocks from a tier; returns their number.
+    fn clear_tier(&mut self, worker: WorkerKey, tier: Tier, observer: &mut impl Observer) -> usize {
+        let Some(known) = self.workers.get_mut(&worker) else {
+            return 0;
+        };
+        known.waiting_events.drop_if(|waiting| waiting.tier == tier);
+        if known.counts[tier as usize] == 0 && !known.names.is_empty() {
+            return 0;
+        }
+        let is_plain = known.copies.is_empty() && known.waiting_events.is_empty();
+        if is_plain && tier == Tier::Device {
+            return self.clear_telling(worker, observer);
+        }
+        let is_in_tier = |lane| known.copies(lane)[tier as usize] > 0;
+        let names = known.names.iter().filter(|(lane, ..)| is_in_tier(*lane));
+        let names: Vec<_> = names.map(|(_, name, _)| EngineHash(name)).collect();
+        self.drop_copies(worker, &names, tier, observer)
+    }
+
+    /// Removes all copies of the named blocks from a tier; returns their number.
+    fn drop_copies<O: Observer>(
+        &mut self,
+        worker: WorkerKey,
+        hashes: &[EngineHash],
+        tier: Tier,
+        observer: &mut O,
+    ) -> usize {
+        let mut removed = 0;
+        for hash in hashes {
+            let known = self.workers.get_mut(&worker);
+            let further = known.map_or(0, |known| known.take_further_copies(*hash, tier));
+            removed += further as usize;
+            // Without an observer, which follows events alone, a snapshot may have said any number.
+            for _ in 0..if O::LISTENS { further } else { 0 } {
+                observer.see(Change::Removed { names: &[*hash], tier });
+            }
+        }
+        removed + self.remove_telling(worker, hashes, tier, observer).removed
     }
 
     /// [`Index::remove`], reporting the names from which a copy was removed. Blocks that only

@@ -67,6 +67,12 @@ impl WaitingEvents {
         true
     }
 
+    /// Drops some of the events.
+    pub(super) fn drop_if(&mut self, is_dropped: impl Fn(&WaitingEvent) -> bool) {
+        self.waiting.retain(|waiting| !is_dropped(waiting));
+        self.blocks = self.waiting.iter().map(|waiting| waiting.blocks.len()).sum();
+    }
+
     pub(super) fn bytes(&self) -> usize {
         let tokens = |waiting: &WaitingEvent| {
             waiting.blocks.iter().map(|b| size_of_val(b) + b.tokens.len() * 4).sum::<usize>()

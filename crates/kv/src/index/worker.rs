@@ -8,7 +8,7 @@ use super::holders::ABSENT;
 use super::names::{Lane, Names};
 use super::strips::Place;
 use super::waiting_events::WaitingEvents;
-use crate::event::Tier;
+use crate::event::{EngineHash, Tier};
 
 /// One worker, or one rank of a worker.
 #[derive(Debug)]
@@ -93,6 +93,19 @@ impl Worker {
             self.retier(forest, lane, after);
         }
         Some(false)
+    }
+
+    /// Removes all copies of a block but one from a tier; returns how many that were. The block
+    /// stays where it is shown.
+    pub(super) fn take_further_copies(&mut self, hash: EngineHash, tier: Tier) -> u32 {
+        let lane = self.names.find(hash.0);
+        let copies = lane.and_then(|lane| self.copies.get_mut(&lane));
+        let Some(held) = copies.map(|copies| &mut copies[tier as usize]) else {
+            return 0;
+        };
+        let further = held.saturating_sub(1);
+        *held -= further;
+        further
     }
 
     /// Removes a name with all its copies.

@@ -81,6 +81,10 @@ impl PseudoRandom {
                 KvEvent::Removed { hashes, tier: self.tier() }
             }
             _ if self.below(20) == 0 => KvEvent::Cleared,
+            _ if self.below(20) == 0 => KvEvent::TierCleared { tier: self.tier() },
+            _ if self.below(20) == 0 => {
+                KvEvent::Dropped { hashes: (0..count).map(|_| self.name()).collect() }
+            }
             _ => KvEvent::Removed { hashes: Vec::new(), tier: Tier::Device },
         }
     }

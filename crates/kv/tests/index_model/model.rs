@@ -79,6 +79,27 @@ impl Model {
                     applied.unknown += usize::from(!removed);
                 }
             }
+            KvEvent::Dropped { hashes } => {
+                let waiting = self.1.entry(worker).or_default();
+                let is_dropped = |block: &StoredBlock| hashes.contains(&block.hash);
+                waiting.retain(|waiting| !waiting.blocks.iter().any(is_dropped));
+                for hash in hashes {
+                    for tier in Tier::ALL {
+                        while self.remove(worker, hash.0, tier) {
+                            applied.removed += 1;
+                        }
+                    }
+                }
+            }
+            KvEvent::TierCleared { tier } => {
+                for (_, copies) in self.0.entry(worker).or_default().values_mut() {
+                    applied.removed += copies.remove(tier).unwrap_or(0) as usize;
+                }
+                let held = self.0.entry(worker).or_default();
+                held.retain(|_, (_, tiers)| tiers.values().any(|copies| *copies > 0));
+                let waiting = self.1.entry(worker).or_default();
+                waiting.retain(|waiting| waiting.tier != *tier);
+            }
             KvEvent::Cleared => {
                 applied.removed = self.0.remove(&worker).map_or(0, |held| held.len());
                 self.1.remove(&worker);

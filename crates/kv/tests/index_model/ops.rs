@@ -39,6 +39,8 @@ pub(crate) struct NewBlock {
 pub(crate) enum Op {
     Store { worker: usize, parent: Option<Pick>, blocks: Vec<NewBlock>, space: usize, tier: Tier },
     Remove { worker: usize, picks: Vec<Pick>, tier: Tier },
+    Drop { worker: usize, picks: Vec<Pick> },
+    ClearTier { worker: usize, tier: Tier },
     Clear { worker: usize },
     RemoveWorker { worker: u32 },
     Restore { from: usize, to: usize },
@@ -72,6 +74,8 @@ pub(crate) fn op() -> impl Strategy<Value = Op> {
         12 => store,
         7 => remove,
         1 => worker().prop_map(|worker| Op::Clear { worker }),
+        1 => (worker(), tier()).prop_map(|(worker, tier)| Op::ClearTier { worker, tier }),
+        1 => (worker(), vec(pick(), 1..3)).prop_map(|(worker, picks)| Op::Drop { worker, picks }),
         1 => prop_oneof![Just(0_u32), Just(1), Just(9)].prop_map(|worker| Op::RemoveWorker { worker }),
         1 => (worker(), worker()).prop_map(|(from, to)| Op::Restore { from, to }),
     ]
@@ -111,6 +115,14 @@ pub(crate) fn event(model: &Model, op: &Op) -> Option<(WorkerKey, KvEvent, Space
             Some((worker, KvEvent::Removed { hashes, tier: *tier }, SPACES[0]))
         }
         Op::Clear { worker } => Some((WORKERS[*worker], KvEvent::Cleared, SPACES[0])),
+        Op::ClearTier { worker, tier } => {
+            Some((WORKERS[*worker], KvEvent::TierCleared { tier: *tier }, SPACES[0]))
+        }
+        Op::Drop { worker, picks } => {
+            let worker = WORKERS[*worker];
+            let hashes = picks.iter().filter_map(|pick| pick.resolve(model, worker)).collect();
+            Some((worker, KvEvent::Dropped { hashes }, SPACES[0]))
+        }
         Op::RemoveWorker { .. } | Op::Restore { .. } => None,
     }
 }

@@ -1,7 +1,7 @@
 //! Events as an engine with a defect would send them.
 
 use crate::cache::{CacheEvent, ExtraKey, StoredBlocks};
-use crate::faults::{FaultBoard, FaultKind};
+use crate::faults::{FaultBoard, FaultKind, OddEvent};
 
 /// A parent that no engine has announced.
 const UNKNOWN_HASH: u64 = 0x0bad_0bad_0bad_0bad;
@@ -12,6 +12,8 @@ pub(super) struct DistortedEvents {
     pub(super) replayed: Vec<CacheEvent>,
     /// The data-parallel rank in the events.
     pub(super) rank: u16,
+    /// An event that is added.
+    pub(super) odd: Option<OddEvent>,
 }
 
 /// Applies the active faults to a step's events.
@@ -35,7 +37,12 @@ pub(super) fn distort(faults: &FaultBoard, rank: u16, events: &[CacheEvent]) -> 
         Some(_) => (stored(), replayed),
         None => (replayed.clone(), replayed),
     };
-    DistortedEvents { live, replayed, rank: rank + u16::from(faults.occurs_now("other_rank")) }
+    let odd = match faults.take("odd_events") {
+        Some(FaultKind::OddEvents { event }) => Some(event),
+        _ => None,
+    };
+    let rank = rank + u16::from(faults.occurs_now("other_rank"));
+    DistortedEvents { live, replayed, rank, odd }
 }
 
 fn without_adapter(mut stored: StoredBlocks) -> StoredBlocks {

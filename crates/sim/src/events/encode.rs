@@ -7,6 +7,7 @@ use rmp::encode::{
 
 use crate::cache::{CacheEvent, ExtraKey, Medium, StoredBlocks};
 use crate::config::{EventForm, HashForm};
+use crate::faults::OddEvent;
 
 /// Writing to memory cannot fail; the trait requires the error type.
 type EncodeResult<T> = Result<T, rmp::encode::ValueWriteError>;
@@ -21,10 +22,16 @@ pub(crate) struct Encoder {
 
 impl Encoder {
     /// `[timestamp, [events], data parallel rank]`.
-    pub(crate) fn batch(&self, seconds: f64, events: &[CacheEvent], rank: u16) -> Vec<u8> {
+    pub(crate) fn batch(
+        &self,
+        seconds: f64,
+        events: &[CacheEvent],
+        odd: Option<OddEvent>,
+        rank: u16,
+    ) -> Vec<u8> {
         let mut out = Vec::with_capacity(256);
         // Writing to a `Vec<u8>` cannot fail, so there is no error to report.
-        let _ = self.write_batch(&mut out, seconds, events, rank);
+        let _ = self.write_batch(&mut out, seconds, events, odd, rank);
         out
     }
 
@@ -33,11 +40,15 @@ impl Encoder {
         out: &mut Vec<u8>,
         seconds: f64,
         events: &[CacheEvent],
+        odd: Option<OddEvent>,
         rank: u16,
     ) -> EncodeResult<()> {
         write_array_len(out, 3)?;
         write_f64(out, seconds)?;
-        write_array_len(out, events.len() as u32)?;
+        write_array_len(out, (events.len() + usize::from(odd.is_some())) as u32)?;
+        if let Some(odd) = odd {
+            self.odd(out, odd)?;
+        }
         for event in events {
             match (event, self.form) {
                 (CacheEvent::Stored(stored), EventForm::Map) => self.stored_map(out, stored)?,
@@ -58,6 +69,35 @@ impl Encoder {
         }
         write_uint(out, rank.into())?;
         Ok(())
+    }
+
+    fn odd(&self, out: &mut Vec<u8>, odd: OddEvent) -> EncodeResult<()> {
+        let (block_size, medium, group) = match odd {
+            OddEvent::Unknown => {
+                write_map_len(out, 1)?;
+                write_str(out, "type")?;
+                return write_str(out, "CacheRearranged");
+            }
+            OddEvent::Placeholder => (0, Medium::Host, (0, "full_attention")),
+            OddEvent::SlidingWindow => (self.block_size, Medium::Device, (1, "sliding_window")),
+        };
+        write_map_len(out, 8)?;
+        write_str(out, "type")?;
+        write_str(out, "BlockStored")?;
+        write_str(out, "block_hashes")?;
+        self.write_hashes(out, &[1])?;
+        write_str(out, "parent_block_hash")?;
+        nil(out)?;
+        write_str(out, "token_ids")?;
+        write_tokens(out, &vec![1; block_size])?;
+        write_str(out, "block_size")?;
+        write_uint(out, block_size as u64)?;
+        write_str(out, "medium")?;
+        write_str(out, name_of(medium))?;
+        write_str(out, "group_idx")?;
+        write_uint(out, group.0)?;
+        write_str(out, "kv_cache_spec_kind")?;
+        write_str(out, group.1)
     }
 
     fn stored_map(&self, out: &mut Vec<u8>, stored: &StoredBlocks) -> EncodeResult<()> {

@@ -261,10 +261,19 @@ pub(crate) const RESYNCS: &[&str] = &[
     "over_limit",
     "drift",
     "block_size",
+    "unclear_removal",
 ];
 /// Why blocks cannot be indexed.
-pub(crate) const REJECTED: &[&str] =
-    &["unknown_parent", "block_size", "over_limit", "replaced", "garbage", "rank"];
+pub(crate) const REJECTED: &[&str] = &[
+    "unknown_parent",
+    "block_size",
+    "over_limit",
+    "replaced",
+    "garbage",
+    "rank",
+    "unknown_event",
+    "unusable_event",
+];
 /// The results of reading the keys of an issuer, and of reloads.
 pub(crate) const REFRESHES: &[&str] = &["changed", "unchanged", "failed"];
 /// The results of reloads.

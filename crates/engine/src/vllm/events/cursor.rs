@@ -167,10 +167,6 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    pub(super) fn u8(&mut self, field: &'static str) -> Result<u8> {
-        self.unsigned(field)
-    }
-
     pub(super) fn u16(&mut self, field: &'static str) -> Result<u16> {
         self.unsigned(field)
     }
@@ -244,6 +240,22 @@ impl<'a> Cursor<'a> {
         } else {
             Err(at.error(field, DecodeProblem::OutOfRange))
         }
+    }
+
+    /// The key of a map's entry; empty if it is not a text that this decoder could know.
+    pub(super) fn key(&mut self, field: &'static str) -> Result<&'a str> {
+        let mut ahead = self.clone();
+        let key = ahead.str(field);
+        match key.is_ok() {
+            true => *self = ahead,
+            false => self.skip(field)?,
+        }
+        Ok(key.unwrap_or_default())
+    }
+
+    /// Skips an event, whose fields may be as deep as values that are skipped.
+    pub(super) fn skip_event(&mut self) -> Result<()> {
+        self.skip_within(self.max_depth + 1, "event")
     }
 
     /// Skips one value of any type.

@@ -4,7 +4,8 @@ use splitrail_kv::{EngineHash, KvEvent, StoredBlock, Tier};
 
 use super::cursor::Cursor;
 use super::extra::{self, BlockExtra, OtherKeys};
-use super::{DecodeError, DecodeProblem};
+use super::kind::EventKind;
+use super::{DecodeError, DecodeProblem, fields};
 
 /// A `BlockStored` event.
 pub(super) struct StoredEvent<'a> {
@@ -18,7 +19,7 @@ pub(super) struct StoredEvent<'a> {
     adapter: Option<&'a str>,
     extras: Vec<BlockExtra<'a>>,
     tier: Tier,
-    pub(super) group: Option<u8>,
+    pub(super) group: Option<u32>,
     pub(super) spec_kind: Option<&'a str>,
 }
 
@@ -79,7 +80,7 @@ impl<'a> StoredEvent<'a> {
                 let extras = c.optional("extra_keys", |c| extra::read(c, limit))?;
                 self.extras = extras.unwrap_or_default();
             }
-            "group_idx" => self.group = c.optional("group_idx", |c| c.u8("group_idx"))?,
+            "group_idx" => self.group = c.optional("group_idx", |c| c.u32("group_idx"))?,
             "kv_cache_spec_kind" => {
                 self.spec_kind =
                     c.optional("kv_cache_spec_kind", |c| c.str("kv_cache_spec_kind"))?;
@@ -142,12 +143,12 @@ impl<'a> StoredEvent<'a> {
     }
 }
 
-/// A `BlockRemoved` event.
+/// A `BlockRemoved` event, or an unknown event that names blocks.
 pub(super) struct RemovedEvent {
     max_blocks: usize,
     hashes: Option<Vec<EngineHash>>,
     tier: Tier,
-    pub(super) group: Option<u8>,
+    pub(super) group: Option<u32>,
 }
 
 impl RemovedEvent {
@@ -165,7 +166,7 @@ impl RemovedEvent {
         match key {
             "block_hashes" => self.hashes = Some(hashes(c, self.max_blocks)?),
             "medium" => self.tier = tier(c)?,
-            "group_idx" => self.group = c.optional("group_idx", |c| c.u8("group_idx"))?,
+            "group_idx" => self.group = c.optional("group_idx", |c| c.u32("group_idx"))?,
             _ => c.skip("event")?,
         }
         Ok(())
@@ -176,11 +177,35 @@ impl RemovedEvent {
     }
 
     /// The event; `None` if it names no block. `start` is the position at which it began.
-    pub(super) fn into_event(self, start: &Cursor<'_>) -> Result<Option<KvEvent>, DecodeError> {
+    pub(super) fn into_event(
+        self,
+        kind: EventKind,
+        start: &Cursor<'_>,
+    ) -> Result<Option<KvEvent>, DecodeError> {
         let hashes =
             self.hashes.ok_or_else(|| start.error("block_hashes", DecodeProblem::Missing))?;
-        Ok((!hashes.is_empty()).then_some(KvEvent::Removed { hashes, tier: self.tier }))
+        let is_empty = hashes.is_empty();
+        let event = match kind.is_unknown() {
+            true => KvEvent::Dropped { hashes },
+            false => KvEvent::Removed { hashes, tier: self.tier },
+        };
+        Ok((!is_empty).then_some(event))
     }
+}
+
+/// Reads a `TierBlocksCleared` event.
+pub(super) fn cleared_tier(c: &mut Cursor<'_>, is_map: bool) -> Result<KvEvent, DecodeError> {
+    let (start, mut medium) = (c.clone(), None);
+    let name = |index| if index == 1 { "medium" } else { "" };
+    fields(c, is_map, name, |key, c| {
+        match key {
+            "medium" => medium = c.optional("medium", |c| c.str("medium"))?,
+            _ => c.skip("event")?,
+        }
+        Ok(())
+    })?;
+    let medium = medium.ok_or_else(|| start.error("medium", DecodeProblem::Missing))?;
+    Ok(KvEvent::TierCleared { tier: tier_of(medium) })
 }
 
 fn hashes(c: &mut Cursor<'_>, limit: usize) -> Result<Vec<EngineHash>, DecodeError> {
@@ -195,16 +220,17 @@ fn hashes(c: &mut Cursor<'_>, limit: usize) -> Result<Vec<EngineHash>, DecodeErr
     Ok(hashes)
 }
 
-/// The tier of a `medium`. vLLM writes `GPU`, its offloading `CPU`; SGLang writes `GPU`,
-/// `CPU_TIER1` and so on. Nil is the engine's own cache.
+/// The tier of a `medium`. Nil is the engine's own cache.
 fn tier(c: &mut Cursor<'_>) -> Result<Tier, DecodeError> {
-    let Some(medium) = c.optional("medium", |c| c.str("medium"))? else {
-        return Ok(Tier::Device);
-    };
+    Ok(c.optional("medium", |c| c.str("medium"))?.map_or(Tier::Device, tier_of))
+}
+
+/// vLLM writes `GPU`, its offloading `CPU`; SGLang writes `GPU`, `CPU_TIER1` and so on.
+fn tier_of(medium: &str) -> Tier {
     let starts_with =
         |name: &str| medium.get(..name.len()).is_some_and(|start| start.eq_ignore_ascii_case(name));
     let is_any = |names: &[&str]| names.iter().any(|name| starts_with(name));
-    Ok(if is_any(&["GPU", "DEVICE", "HBM"]) {
+    if is_any(&["GPU", "DEVICE", "HBM"]) {
         Tier::Device
     } else if is_any(&["CPU", "HOST", "DRAM"]) {
         Tier::Host
@@ -212,5 +238,5 @@ fn tier(c: &mut Cursor<'_>) -> Result<Tier, DecodeError> {
         Tier::Disk
     } else {
         Tier::Remote
-    })
+    }
 }
