@@ -57,6 +57,12 @@ pub(crate) async fn run(args: StatusArgs) -> Result<Output, Failure> {
     Ok(Output { text, code: status.code() })
 }
 
+impl AttentionItem {
+    fn is_note(&self) -> bool {
+        self.attention.kind.is_note()
+    }
+}
+
 impl Status {
     fn reached(&self) -> impl Iterator<Item = (usize, &ReplicaState)> {
         let all = self.replicas.iter().enumerate();
@@ -65,7 +71,7 @@ impl Status {
 
     fn code(&self) -> u8 {
         let errors = self.replicas.iter().filter_map(|(_, reply)| reply.as_ref().err());
-        let is_well = self.found().is_empty() && !self.config_differs();
+        let is_well = self.found().iter().all(AttentionItem::is_note) && !self.config_differs();
         worst_code(errors, if is_well { 0 } else { exit::ATTENTION })
     }
 
@@ -86,8 +92,8 @@ impl Status {
                 }
             }
         }
-        // What is about a replica comes before what is about workers.
-        all.sort_by_key(|found| found.attention.worker.is_some());
+        // What is about a replica comes before what is about workers, and notes come last.
+        all.sort_by_key(|found| (found.is_note(), found.attention.worker.is_some()));
         all
     }
 
@@ -124,10 +130,10 @@ impl Status {
         }
         let attention = self.attention_lines();
         text.push(String::new());
-        match attention.is_empty() {
-            true => text.push("all is well".to_owned()),
-            false => text.extend(attention),
+        if self.code() == 0 {
+            text.push("all is well".to_owned());
         }
+        text.extend(attention);
         text.join("\n")
     }
 

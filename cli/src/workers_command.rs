@@ -9,8 +9,8 @@ use splitrail_telemetry::clock::unix_ms;
 
 use crate::admin::{AdminArgs, AskError, Replica};
 use crate::cluster::{
-    MergedWorker, WorkerSnapshot, ask_all, known_model, merge, model_names, of_worker, workers,
-    worst_code,
+    MergedWorker, WorkerSnapshot, ask_all, known_model, merge, model_names, of_worker, upper_bound,
+    workers, worst_code,
 };
 use crate::output::Output;
 use crate::table::{Column, lines};
@@ -171,10 +171,10 @@ fn state(worker: &WorkerSnapshot) -> String {
 
 /// Why the worker is in its state, and what is to be known of its index.
 fn why(worker: &WorkerSnapshot) -> String {
-    match &worker.index_rebuilt_often {
-        Some(reason) => format!("{}; index rebuilt often: {reason}", worker.state_why),
-        None => worker.state_why.clone(),
-    }
+    let rebuilt = worker.index_rebuilt_often.as_ref();
+    let rebuilt = rebuilt.map(|reason| format!("index rebuilt often: {reason}"));
+    let parts = [Some(worker.state_why.clone()), rebuilt, upper_bound(worker)];
+    parts.into_iter().flatten().collect::<Vec<_>>().join("; ")
 }
 
 fn parity(worker: &WorkerSnapshot) -> String {

@@ -25,6 +25,7 @@ impl Capabilities {
             "replays_kv_events": self.replays_kv_events,
             "gates": self.gates,
             "bootstrap": text(&self.bootstrap),
+            "unfollowed_cache_groups": self.unfollowed_cache_groups,
         })
     }
 }

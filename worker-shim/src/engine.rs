@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderValue;
+use splitrail_engine::vllm::events::OtherGroups;
 use splitrail_engine::vllm::identity::EventSource;
 use splitrail_engine::zmtp::Endpoint;
 use splitrail_proto::v1::{Capabilities, Load};
@@ -117,6 +118,28 @@ impl Engine {
 }
 
 impl EngineWatcher {
+    /// Adds to the capabilities which cache groups the mirror does not follow, whenever they change.
+    pub(crate) fn report_groups(
+        &self,
+        mut groups: watch::Receiver<OtherGroups>,
+    ) -> impl Future<Output = ()> + Send + use<> {
+        let capabilities = self.capabilities.clone();
+        async move {
+            loop {
+                let names: Vec<_> = groups.borrow_and_update().names().collect();
+                capabilities.send_if_modified(|known| {
+                    let is_news = known.unfollowed_cache_groups != names;
+                    known.unfollowed_cache_groups = names;
+                    is_news
+                });
+                if groups.changed().await.is_err() {
+                    // The mirror lives as long as the shim.
+                    std::future::pending::<()>().await;
+                }
+            }
+        }
+    }
+
     /// Watches the engine until dropped.
     pub async fn run(self, proxy_load: Arc<impl ProxyLoad>, metrics: Arc<Metrics>) {
         let Self { settings, identity, capabilities, load, polled } = self;

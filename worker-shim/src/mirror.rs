@@ -22,6 +22,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use splitrail_engine::vllm::events::OtherGroups;
 use splitrail_engine::vllm::subscription::Pacing;
 use splitrail_kv::{BlockHash, HashSeed};
 use tokio::sync::watch;
@@ -81,6 +82,9 @@ struct MirrorInner {
     epoch: watch::Sender<u64>,
     /// Whether every rank has received its engine's replay at least once.
     caught_up: watch::Sender<bool>,
+    /// The engine's cache groups that are not followed. They stay: that they are not named again does
+    /// not mean that they are gone.
+    unfollowed_groups: watch::Sender<OtherGroups>,
     snapshots: SharedSnapshots,
     /// Incremented by each caller that cannot wait for the next read.
     refresh_requests: watch::Sender<u64>,
@@ -101,6 +105,7 @@ impl Mirror {
             position,
             epoch: watch::Sender::new(0),
             caught_up: watch::Sender::new(false),
+            unfollowed_groups: watch::Sender::default(),
             snapshots: SharedSnapshots::default(),
             refresh_requests: watch::Sender::new(0),
             refreshed: watch::Sender::default(),
@@ -122,9 +127,23 @@ impl Mirror {
 
     /// Whether one rank of the engine holds the block with the chained hash `last` and all blocks
     /// before it, `blocks` in total. The namespace is part of the hash and needs no check of its
-    /// own. Returns `false` while the engine's events are disconnected or incomplete.
+    /// own. Returns `false` while the engine's events are disconnected or incomplete, and of an engine
+    /// with cache groups that are not followed, which may be unable to use what it holds.
     pub fn holds(&self, _namespace: BlockHash, rank: u16, blocks: u32, last: BlockHash) -> bool {
-        self.state().holds(rank, blocks, last)
+        let is_exact = self.inner.unfollowed_groups.borrow().is_empty();
+        (is_exact || blocks == 0) && self.state().holds(rank, blocks, last)
+    }
+
+    /// The engine's cache groups that are not followed.
+    pub fn unfollowed_groups(&self) -> watch::Receiver<OtherGroups> {
+        self.inner.unfollowed_groups.subscribe()
+    }
+
+    fn add_unfollowed_groups(&self, groups: OtherGroups) {
+        self.inner.unfollowed_groups.send_if_modified(|known| {
+            let before = std::mem::replace(known, *known | groups);
+            *known != before
+        });
     }
 
     /// Reads the events that a rank of the engine has published so far, so that

@@ -131,6 +131,7 @@ impl RunningShim {
         let (leaving, closing) = (CancellationToken::new(), CancellationToken::new());
         let traffic = proxy.traffic();
         let mut tasks = JoinSet::new();
+        let unfollowed_groups = mirror.unfollowed_groups();
         tasks.spawn(follow::run(follow::FollowerInputs {
             attach: settings::attach(&config, address, attached)?,
             plane: settings::plane(&config, address, published.unwrap_or_default()),
@@ -138,6 +139,7 @@ impl RunningShim {
             engine: engine.clone(),
             leaving: leaving.clone(),
         }));
+        tasks.spawn(watcher.report_groups(unfollowed_groups));
         tasks.spawn(watcher.run(Arc::clone(&traffic), metrics));
         let mut listener = JoinSet::new();
         listener.spawn(proxy::serve(socket, proxy, closing.clone()));

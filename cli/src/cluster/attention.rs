@@ -46,6 +46,15 @@ pub(crate) enum AttentionKind {
     IndexRebuiltOften,
     /// A worker handed nothing over on some endpoints.
     NoHandOff,
+    /// The engine of a worker may find less than the index says.
+    OverlapIsUpperBound,
+}
+
+impl AttentionKind {
+    /// Whether nothing is wrong, so that it is only to be known.
+    pub(crate) fn is_note(self) -> bool {
+        self == Self::OverlapIsUpperBound
+    }
 }
 
 /// Something that an operator should look at.
@@ -194,11 +203,22 @@ pub(crate) fn of_worker(worker: &WorkerSnapshot) -> Vec<Attention> {
         let message = format!("handed nothing over on {endpoints}");
         found.push(Attention::new(Kind::NoHandOff, message));
     }
+    if let Some(message) = upper_bound(worker) {
+        let advice = "docs/parity.md, hybrid models, says what this means";
+        found.push(Attention::new(Kind::OverlapIsUpperBound, message).advise(advice));
+    }
     for attention in &mut found {
         attention.model = Some(worker.model.clone());
         attention.worker = Some(worker.id.clone());
     }
     found
+}
+
+/// What the index does not say of a worker.
+pub(crate) fn upper_bound(worker: &WorkerSnapshot) -> Option<String> {
+    let groups = worker.unfollowed_cache_groups.join(", ");
+    let message = || format!("overlap is an upper bound: cache groups {groups} are not followed");
+    (!groups.is_empty()).then(message)
 }
 
 /// What to do about an index that is rebuilt again and again for a reason.
@@ -301,6 +321,7 @@ mod tests {
             index_truncated: true,
             index_rebuilt_often: Some("gap".into()),
             no_hand_off: vec!["chat".into()],
+            unfollowed_cache_groups: vec!["mamba".into()],
             ..good
         };
         let all = [
@@ -310,7 +331,9 @@ mod tests {
             Kind::IndexTruncated,
             Kind::IndexRebuiltOften,
             Kind::NoHandOff,
+            Kind::OverlapIsUpperBound,
         ];
+        assert_eq!(all.iter().filter(|kind| kind.is_note()).count(), 1);
         assert_eq!(kinds(worst), all);
     }
 }

@@ -77,6 +77,8 @@ pub(crate) struct WorkerSnapshot {
     /// Why the worker's part of the index was rebuilt several times within the last minutes.
     pub(crate) index_rebuilt_often: Option<String>,
     pub(crate) no_hand_off: Vec<String>,
+    /// Cache groups of its engine that the index does not follow.
+    pub(crate) unfollowed_cache_groups: Vec<String>,
     pub(crate) parity: String,
     pub(crate) parity_cause: Option<String>,
     pub(crate) parity_advice: Option<String>,

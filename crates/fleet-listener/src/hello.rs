@@ -18,6 +18,9 @@ use splitrail_fleet::Cluster;
 use splitrail_fleet::ServedModel;
 use splitrail_fleet::{Fleet, WorkerSource};
 
+/// Maximum number of cache groups that a shim reports as not followed.
+const GROUPS_MAX: usize = 64;
+
 /// The version of the protocol between shims and routers.
 pub(super) const PROTOCOL: u32 = 1;
 /// Maximum time between the start of a stream and its hello.
@@ -171,7 +174,12 @@ fn check_hello(hello: v1::Hello, served: Option<Arc<ServedModel>>) -> Result<Che
 pub(super) fn check(capabilities: &v1::Capabilities) -> Result<(), Status> {
     let v1::Capabilities { engine, engine_version, connector, connector_engine_id, .. } =
         capabilities;
-    for text in [engine, engine_version, connector, connector_engine_id, &capabilities.bootstrap] {
+    let texts = [engine, engine_version, connector, connector_engine_id, &capabilities.bootstrap];
+    let groups = &capabilities.unfollowed_cache_groups;
+    if groups.len() > GROUPS_MAX {
+        return Err(invalid("capabilities.unfollowed_cache_groups", "at most 64"));
+    }
+    for text in texts.into_iter().chain(groups) {
         if text.len() > TEXT_MAX || text.chars().any(char::is_control) {
             return Err(invalid("capabilities", "short texts"));
         }

@@ -134,9 +134,8 @@ impl Session {
         }
         self.context.count_attached(!stream.resync.is_open());
         loop {
-            if let Some((reason, attached)) =
-                stream.send_due(Instant::now()).zip(self.attached.as_mut())
-            {
+            let due = stream.send_due(Instant::now());
+            if let Some((reason, attached)) = due.zip(self.attached.as_mut()) {
                 attached.indexing.count_resync(reason);
             }
             let received = match self.next_event(&mut stream).await {
@@ -427,6 +426,7 @@ impl Session {
         if capabilities.publishes_kv_events == Some(false) {
             worker.set_synced();
         }
+        attached.indexing.add_named_groups(&capabilities.unfollowed_cache_groups);
         worker.shim_report.set_uses_broker(self.plane.is_some());
         worker.shim_report.set_capabilities(capabilities);
         Ok(())

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use splitrail_engine::vllm::events::OtherGroups;
 use splitrail_kv::AppliedBlocks;
 
 use splitrail_telemetry::clock::unix_ms;
@@ -21,6 +22,8 @@ pub struct EventStats {
     over_limit: AtomicU64,
     other_rank: AtomicU64,
     last_event_unix_ms: AtomicU64,
+    /// The bits of the cache groups that are not followed.
+    other_groups: AtomicU64,
     /// When a part of the index that is rebuilt often was last rebuilt, and why.
     rebuilt_often: Mutex<Option<(Instant, &'static str)>>,
 }
@@ -65,6 +68,18 @@ impl EventStats {
     pub fn index_age_ms(&self, now_unix_ms: u64) -> Option<u64> {
         let heard = Some(self.last_event_unix_ms.load(Relaxed)).filter(|ms| *ms > 0);
         heard.map(|heard| now_unix_ms.saturating_sub(heard))
+    }
+
+    /// Adds cache groups that are not followed; returns all of them if some are new. They stay for as
+    /// long as the worker: that they are not named again does not mean that they are gone.
+    pub(super) fn add_other_groups(&self, groups: OtherGroups) -> Option<OtherGroups> {
+        let before = OtherGroups::from_bits(self.other_groups.fetch_or(groups.bits(), Relaxed));
+        Some(before | groups).filter(|all| *all != before)
+    }
+
+    /// The cache groups that are not followed.
+    pub fn other_groups(&self) -> OtherGroups {
+        OtherGroups::from_bits(self.other_groups.load(Relaxed))
     }
 
     /// Records that a part of the worker's index was rebuilt not for the first time, for this reason

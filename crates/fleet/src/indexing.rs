@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use splitrail_engine::vllm::events::SkippedEvents;
+use splitrail_engine::vllm::events::{OtherGroups, SkippedEvents};
 use splitrail_kv::{AppliedBlocks, WorkerKey};
 
 use super::event_stats::OFTEN;
@@ -149,6 +149,7 @@ impl IndexPart {
 
     /// Records events that were not applied as the engine sent them.
     pub fn skip(&mut self, skipped: SkippedEvents) {
+        self.add_other_groups(skipped.unfollowed_groups);
         self.count_rejected("unknown_event", skipped.unknown_events as usize);
         self.count_rejected("unusable_event", skipped.unusable_events as usize);
         if skipped.replaced_by_clear == 0 {
@@ -163,6 +164,24 @@ impl IndexPart {
                 worker,
                 "a KV event that cannot be used may have removed any block: the worker's part of the \
                  index is dropped"
+            );
+        }
+    }
+
+    /// Records cache groups that a shim does not follow, by their names.
+    pub fn add_named_groups(&self, names: &[String]) {
+        names.iter().for_each(|name| self.add_other_groups(OtherGroups::named(name)));
+    }
+
+    /// Records cache groups that are not followed.
+    fn add_other_groups(&self, groups: OtherGroups) {
+        if let Some(groups) = self.worker.event_stats.add_other_groups(groups) {
+            let (model, worker) = (self.worker.model(), self.worker.id());
+            tracing::warn!(
+                model,
+                worker,
+                %groups,
+                "the worker's overlap is an upper bound: these cache groups are not followed"
             );
         }
     }

@@ -426,6 +426,12 @@ impl Worker {
         self.ranks.is_any_truncated()
     }
 
+    /// Whether the engine has cache groups that are not followed, so that it may find less of a prompt
+    /// than the index says. The overlap then influences the choice of a worker and nothing else.
+    pub fn overlap_is_upper_bound(&self) -> bool {
+        !self.event_stats.other_groups().is_empty()
+    }
+
     /// Whether the engine supports `cache_hit_threshold`; `None` if unknown.
     pub fn supports_cache_hit_threshold(&self) -> Option<bool> {
         match self.supports_cache_hit_threshold.load(Relaxed) {

@@ -180,6 +180,7 @@ pub(super) fn expected(context: &Context, unit: &Unit, placed: &PlacedLeg) -> Ex
     Expectation {
         prompt_tokens: unit.prompt_tokens,
         overlap: Overlap { blocks: placed.overlap_blocks, by_tier: placed.overlap_by_tier },
+        overlap_is_upper_bound: placed.worker.overlap_is_upper_bound(),
         fetched_blocks: placed.fetched_blocks,
         recomputed_tokens: placed.recomputed_tokens,
         block_size: context.served.pool.block_size(),

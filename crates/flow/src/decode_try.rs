@@ -139,16 +139,23 @@ pub(super) fn decide_gate(
         false => Gate::of(settings.kind, shim, worker.supports_cache_hit_threshold()),
     };
     let believed = unit.unknown.is_none() && worker.overlap_is_believed(rank);
-    (gate, decide(settings, gate, need, believed.then_some(believed_blocks)))
+    let mut decision = decide(settings, gate, need, believed.then_some(believed_blocks));
+    // The engine may be unable to use what it holds.
+    let opens = matches!(decision, GateDecision::Enough(Some(_)) | GateDecision::Ask(Gate::Shim));
+    if opens && worker.overlap_is_upper_bound() {
+        decision = GateDecision::Unknown;
+    }
+    (gate, decision)
 }
 
 /// The share of a prompt's tokens, from 0 to 1, that a worker or rank finds cached according to the
-/// index; `None` if the index is not trusted for it or the prompt's tokens are not known. An engine
+/// index; `None` if the index is not trusted for it, is an upper bound, or the prompt's tokens are not known. An engine
 /// finds only whole blocks, and never the last token.
 pub(super) fn hit_ratio(unit: &Unit, holder: Holder<'_>, block_size: u32) -> Option<f64> {
     let Holder { worker, rank, believed_blocks } = holder;
     let tokens = unit.prompt_tokens.filter(|tokens| *tokens > 0 && block_size > 0)?;
-    let is_believed = unit.unknown.is_none() && worker.overlap_is_believed(rank);
+    let is_exact = worker.overlap_is_believed(rank) && !worker.overlap_is_upper_bound();
+    let is_believed = unit.unknown.is_none() && is_exact;
     let cached = estimate_cached_tokens(believed_blocks, tokens, block_size);
     is_believed.then(|| f64::from(cached) / f64::from(tokens))
 }

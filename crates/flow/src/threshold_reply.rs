@@ -74,9 +74,11 @@ fn settle(
 ) -> Option<Value> {
     let PromptContext { context, unit, decision, .. } = prompt;
     let blocks = decision.with(Decision::overlap_blocks);
+    let roster = context.served.pool.roster();
     let expected = Expectation {
         prompt_tokens: unit.prompt_tokens,
         overlap: Overlap { blocks, by_tier: [blocks, 0, 0, 0] },
+        overlap_is_upper_bound: roster.iter().any(|worker| worker.overlap_is_upper_bound()),
         fetched_blocks: 0,
         recomputed_tokens: 0,
         block_size: context.served.pool.block_size(),

@@ -63,6 +63,8 @@ pub struct Expectation {
     pub prompt_tokens: Option<u32>,
     /// Leading blocks that the worker held, as confirmed by its events.
     pub overlap: Overlap,
+    /// Whether the engine may find less than `overlap`, so that no estimate is made from it.
+    pub overlap_is_upper_bound: bool,
     /// The last blocks of `overlap`, which a peer fetch has brought for this leg.
     pub fetched_blocks: u32,
     /// The last tokens of `fetched_blocks`, or of what the leg takes itself, which their source had
@@ -303,6 +305,7 @@ impl LegFacts {
         let reported = self.credible_cached_tokens(prompt_tokens);
         let (cached, source) = match reported {
             Some(tokens) => (tokens.min(prompt_tokens), self.kind.origin()),
+            None if self.expected.overlap_is_upper_bound => (0, Origin::Estimate),
             None => (self.expected.cached_tokens(prompt_tokens), Origin::Estimate),
         };
         let rest = prompt_tokens - cached;
@@ -435,6 +438,25 @@ mod tests {
     }
 
     #[test]
+    fn an_upper_bound_is_no_estimate() {
+        let expected = Expectation {
+            overlap: overlap([3, 0, 0, 0]),
+            overlap_is_upper_bound: true,
+            block_size: 16,
+            prompt_tokens: Some(100),
+            ..Expectation::default()
+        };
+        let cached = |reported| {
+            let cached_tokens = reported;
+            let leg = LegFacts::new(LegKind::Prefill, "p0", expected);
+            let figures = LegFacts { cached_tokens, ..leg }.figures(None).unwrap();
+            (figures.tokens.hit(), figures.tokens.local_compute, figures.source)
+        };
+        assert_eq!(cached(None), (0, 100, Origin::Estimate));
+        assert_eq!(cached(Some(32)), (32, 68, Origin::EnginePrefill));
+    }
+
+    #[test]
     fn the_engine_s_figure_tells_whether_the_offer_was_read() {
         let expected = Expectation {
             overlap: overlap([3, 0, 0, 0]),
@@ -505,7 +527,7 @@ mod tests {
             offered in proptest::option::of(0u32..100), one_shot: bool,
         ) {
             let expected = Expectation {
-                prompt_tokens: known, overlap: overlap(by_tier), fetched_blocks,
+                prompt_tokens: known, overlap: overlap(by_tier), overlap_is_upper_bound: false, fetched_blocks,
                 recomputed_tokens, block_size,
                 bypasses_cache, several_samples: false,
                 comparable: true,

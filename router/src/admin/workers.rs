@@ -65,7 +65,6 @@ pub(super) fn view(admin: &Admin, served: &ServedModel, worker: &Worker) -> Valu
         "events_current": worker.events_are_current(),
         "events_cut_off": worker.tells_blocks() && !worker.events_are_current(),
         "index_truncated": worker.index_is_truncated(),
-        "index_rebuilt_often": worker.event_stats.often_rebuilt(Instant::now()),
         "breakers_open": open,
         "shim": worker.config.shim,
         "capabilities": worker.shim_report.capabilities().map(|known| known.to_json()),
@@ -90,12 +89,20 @@ pub(super) fn view(admin: &Admin, served: &ServedModel, worker: &Worker) -> Valu
         "engine_waiting": load.as_ref().and_then(|load| load.waiting),
         "engine_kv_used_ratio": load.as_ref().and_then(|load| load.kv_used_ratio),
     });
-    if let (Some(members), Value::Object(movement)) =
-        (view.as_object_mut(), movement(served, worker))
-    {
-        members.extend(movement);
+    for part in [trust(worker), movement(served, worker)] {
+        if let (Some(members), Value::Object(part)) = (view.as_object_mut(), part) {
+            members.extend(part);
+        }
     }
     view
+}
+
+/// What the index of a worker does not say.
+fn trust(worker: &Worker) -> Value {
+    json!({
+        "index_rebuilt_often": worker.event_stats.often_rebuilt(Instant::now()),
+        "unfollowed_cache_groups": worker.event_stats.other_groups().names().collect::<Vec<_>>(),
+    })
 }
 
 /// What is known of the KV that a worker hands over, keeps and takes.

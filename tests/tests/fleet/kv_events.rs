@@ -410,3 +410,34 @@ async fn engines_without_events_are_served_and_nothing_is_estimated() {
     let estimated = [("source", "estimate")];
     assert_eq!(mute.metric("splitrail_cached_tokens_total", &estimated).await, 0.0);
 }
+
+#[tokio::test]
+async fn nothing_is_estimated_from_an_overlap_that_is_an_upper_bound() {
+    let silent: fn(&str, &mut SimConfig) = |_, config| config.usage_report = UsageReport::Null;
+    let cluster = Cluster::start(Spec { engine: silent, ..Spec::aggregated(1) }).await;
+    let [prompt, other] = ["a", "b"].map(|name| text(30, name));
+    ask(&cluster.http, &prompt).await;
+    cluster.settle().await;
+    let warm = ask(&cluster.http, &prompt).await;
+    let promised = overlap(&cluster, &warm).await;
+    assert!(promised > 0);
+    assert_eq!(cached(&warm), promised * BLOCK, "all groups are followed");
+    let estimated = async || {
+        let source = [("source", "estimate")];
+        cluster.metric("splitrail_cached_tokens_total", &source).await
+    };
+    let before = estimated().await;
+
+    let kind = FaultKind::OddEvents { event: OddEvent::SlidingWindow };
+    cluster.engine("w0").set_fault(Fault { kind, times: Some(1) });
+    ask(&cluster.http, &other).await;
+    cluster.settle().await;
+    for prompt in [&prompt, &other] {
+        let unsure = ask(&cluster.http, prompt).await;
+        assert!(overlap(&cluster, &unsure).await > 0, "it influences placement");
+        assert_eq!(cached(&unsure), 0);
+    }
+    assert_eq!(estimated().await, before, "nothing more is counted");
+    let workers = cluster.admin.get("/admin/workers").await.json();
+    assert_eq!(workers["workers"][0]["unfollowed_cache_groups"], json!(["sliding_window"]));
+}

@@ -69,8 +69,12 @@ impl Learner<'_> {
             sources: facts.sources.clone().unwrap_or_default(),
         };
         self.log_facts(&facts);
-        self.capabilities
-            .send_if_modified(|was| replace_if_changed(was, facts.capabilities(self.settings)));
+        self.capabilities.send_if_modified(|was| {
+            // The mirror knows them.
+            let unfollowed_cache_groups = was.unfollowed_cache_groups.clone();
+            let now = facts.capabilities(self.settings);
+            replace_if_changed(was, Capabilities { unfollowed_cache_groups, ..now })
+        });
         self.identity.send_if_modified(|was| {
             let changed = was.as_deref() != Some(&identity);
             *was = Some(Arc::new(identity));
@@ -244,6 +248,7 @@ impl EngineFacts {
             // The gate needs a mirror, and the mirror needs events.
             gates: Some(follows == Some(true)),
             bootstrap: text(&settings.bootstrap),
+            unfollowed_cache_groups: Vec::new(),
         }
     }
 }

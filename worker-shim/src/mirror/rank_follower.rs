@@ -189,6 +189,7 @@ impl RankIntake {
             return;
         }
         let skipped = batch.skipped;
+        self.mirror.add_unfollowed_groups(skipped.unfollowed_groups);
         let rejected = (skipped.unknown_events + skipped.unusable_events) as usize;
         self.mirror.update(|state| state.count_rejected(rank, rejected));
         if skipped.replaced_by_clear > 0 {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use splitrail_kv::{HashSeed, Namespace, chain_hashes};
-use splitrail_sim::{SimConfig, SimEngine};
+use splitrail_sim::{Fault, FaultKind, OddEvent, SimConfig, SimEngine};
 
 use crate::fake_router::{FakeRouter, content};
 use crate::ports::HeldPort;
@@ -113,6 +113,20 @@ async fn the_gate_passes_only_requests_whose_blocks_the_engine_holds() {
     let reply = shim.complete(&[("x-splitrail-gate", &hit)], &body).await;
     assert_eq!(reply["choices"][0]["finish_reason"], "length");
     assert_eq!(reply["usage"]["prompt_tokens_details"]["cached_tokens"], 96);
+
+    // With a cache group that is not followed, the engine may be unable to use what it holds.
+    let kind = FaultKind::OddEvents { event: OddEvent::SlidingWindow };
+    engine.set_fault(Fault { kind, times: None });
+    shim.complete(&[], &completion(300, 100, 1)).await;
+    router
+        .wait_for("the cache group", |known| {
+            let known = known.capabilities.as_ref();
+            known.is_some_and(|known| known.unfollowed_cache_groups == ["sliding_window"])
+        })
+        .await;
+    agree(&router, &engine).await;
+    let reply = shim.complete(&[("x-splitrail-gate", &hit)], &body).await;
+    assert_eq!(reply["choices"][0]["finish_reason"], "cache_threshold");
 }
 
 #[tokio::test]

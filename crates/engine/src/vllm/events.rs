@@ -27,7 +27,7 @@ mod kind;
 mod stored;
 
 pub use error::{DecodeError, DecodeProblem};
-pub use group::GroupFilter;
+pub use group::{GroupFilter, OtherGroups};
 
 use cursor::Cursor;
 use kind::EventKind;
@@ -114,6 +114,8 @@ pub struct SkippedEvents {
     /// hybrid models: those groups drop blocks from the middle of a prompt, so they say nothing
     /// about prefix reuse.
     pub other_groups: u32,
+    /// Those groups, as far as stored events say which they are.
+    pub unfollowed_groups: OtherGroups,
     /// Events without any block.
     pub empty_events: u32,
 }
@@ -274,6 +276,8 @@ impl BatchReader<'_> {
                 let mut stored = StoredEvent::new(max_blocks);
                 fields(cursor, is_map, StoredEvent::key, |key, c| stored.field(key, c))?;
                 if !self.groups.learn(stored.group, stored.spec_kind) {
+                    let group = OtherGroups::of(stored.group, stored.spec_kind);
+                    skipped.unfollowed_groups = skipped.unfollowed_groups | group;
                     skipped.other_groups += 1;
                     return Ok(None);
                 }

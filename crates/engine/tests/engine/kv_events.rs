@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use rmp::encode as mp;
 use serde_json::Value;
 use splitrail_engine::vllm::events::{
-    DecodeLimits, DecodeProblem, Decoder, EventBatch, decode_batch,
+    DecodeLimits, DecodeProblem, Decoder, EventBatch, OtherGroups, decode_batch,
 };
 use splitrail_kv::{EngineHash, KvEvent, StoredBlock, Tier};
 
@@ -374,6 +374,7 @@ fn other_cache_groups_are_left_out_with_their_removals() {
     let mut decoder = Decoder::new(DecodeLimits::default());
     let sliding = decoder.decode(&of_group("sliding_window", 1)).unwrap();
     assert_eq!((sliding.events.len(), sliding.skipped.other_groups), (0, 2));
+    assert_eq!(sliding.skipped.unfollowed_groups, OtherGroups::named("sliding_window"));
     for kind in ["full_attention", "mla_attention"] {
         let full = decoder.decode(&of_group(kind, 0)).unwrap();
         assert_eq!((full.events.len(), full.skipped.other_groups), (2, 0));
@@ -390,6 +391,12 @@ fn without_kinds_the_first_group_counts_and_no_other() {
     let removed =
         |group: i64| Pack::batch(1).array(4).str("BlockRemoved").ints(&[11]).nil().int(group).0;
     let mut decoder = Decoder::new(DecodeLimits::default());
+    let second = decode(&stored(1)).skipped.unfollowed_groups;
+    assert_eq!((second, second.to_string()), (OtherGroups::named("1"), "1".to_owned()));
+    let many = ["mamba", "chunked_local_attention", "of tomorrow", "3"].map(OtherGroups::named);
+    let many = many.into_iter().fold(second, |all, group| all | group);
+    assert_eq!(many.to_string(), "chunked_local_attention, mamba, other, 1, 3");
+    assert_eq!(OtherGroups::from_bits(many.bits()), many);
     let mut counts = |payload: Vec<u8>| !decoder.decode(&payload).unwrap().events.is_empty();
     assert!(!counts(removed(0)), "nothing was stored for the group");
     assert!(counts(stored(0)) && !counts(stored(1)) && !counts(stored(300)));

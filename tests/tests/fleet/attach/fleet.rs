@@ -51,6 +51,7 @@ async fn an_attached_worker_serves_and_what_it_can_do_is_shown() {
         context_tokens: Some(4096),
         supports_cache_hit_threshold: Some(true),
         kv_blocks: Some(77),
+        unfollowed_cache_groups: vec!["mamba".into(), "of tomorrow".into()],
         ..v1::Capabilities::default()
     };
     let hello = v1::Hello { capabilities: Some(capabilities), ..hello("s0", &engine.url()) };
@@ -68,6 +69,8 @@ async fn an_attached_worker_serves_and_what_it_can_do_is_shown() {
     assert_eq!(shown["context_tokens"], 4096);
     assert_eq!(shown["events_origin"], "shim");
     assert_eq!(shown["supports_cache_hit_threshold"], true);
+    assert_eq!(shown["unfollowed_cache_groups"], json!(["mamba", "other"]));
+    assert!(worker(&router, "s0").expect("it is there").overlap_is_upper_bound());
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 use splitrail_kv::{HashSeed, Namespace, chain_hashes};
-use splitrail_sim::SimConfig;
+use splitrail_sim::{FaultKind, OddEvent, SimConfig};
 use splitrail_tests::client::whole_text;
 use splitrail_tests::trial::{COMPLETIONS, Reference};
 use splitrail_tests::{Spec, Trial};
@@ -203,5 +203,24 @@ async fn the_decode_worker_that_holds_most_is_tried() {
         assert_eq!(tried(&reply), ("router", "served"));
         assert_eq!(reply.route("decode"), Some(holder.as_str()));
     }
+    trial.finish().await;
+}
+
+#[tokio::test]
+async fn the_routers_gate_is_shut_while_an_overlap_is_an_upper_bound() {
+    let mut trial = Trial::start(with_model("gate: { kind: router }")).await;
+    trial.post("ok", COMPLETIONS, &body(320, 320, Some(0.0))).await;
+    trial.cluster.settle().await;
+    let warm = trial.post("ok", COMPLETIONS, &body(320, 330, Some(0.9))).await;
+    assert_eq!(tried(&warm), ("router", "served"));
+    let event = OddEvent::SlidingWindow;
+    trial.fault("d0", FaultKind::OddEvents { event }, None);
+    trial.post("ok", COMPLETIONS, &body(320, 400, Some(0.0))).await;
+    trial.cluster.settle().await;
+    let unsure = trial.post("ok", COMPLETIONS, &body(320, 331, Some(0.9))).await;
+    assert_eq!(tried(&unsure), ("none", "unsupported"));
+    assert_eq!(unsure.route("prefill"), Some("p0"));
+    let cold = trial.post("ok", COMPLETIONS, &body(0, 200, Some(0.9))).await;
+    assert_eq!(tried(&cold), ("router", "skipped"), "it certainly holds too little");
     trial.finish().await;
 }

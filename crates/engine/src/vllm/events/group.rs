@@ -1,4 +1,7 @@
-//! Selects the KV cache groups of a hybrid model that count.
+//! Selects the KV cache groups of a hybrid model that count, and names the others.
+
+use std::fmt;
+use std::ops::BitOr;
 
 /// Maximum number of cache groups in a stream's events. Groups with a higher number never count.
 const MAX_GROUPS: usize = 256;
@@ -59,5 +62,71 @@ impl GroupSet {
         if let Some(word) = self.0.get_mut(group as usize / 64) {
             *word = *word & !(1 << (group % 64)) | u64::from(contained) << (group % 64);
         }
+    }
+}
+
+/// Kinds of cache groups that do not count. The last stands for all that are not listed.
+const KINDS: [&str; 5] =
+    ["sliding_window", "sliding_window_mla", "chunked_local_attention", "mamba", "other"];
+
+/// The cache groups of an engine that are not followed: by kind, and by number if the engine gives no
+/// kinds. An engine uses a block only if all its groups hold it, so the overlap in the index of an
+/// engine with such groups is an upper bound.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OtherGroups(u64);
+
+impl OtherGroups {
+    /// The groups as one bit each, so that they can be shared by an atomic number.
+    pub fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// The groups with these [`bits`](Self::bits).
+    pub fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
+    /// The group with one of the [`names`](Self::names), from another program.
+    pub fn named(name: &str) -> Self {
+        match name.parse() {
+            Ok(group) => Self::of(Some(group), None),
+            Err(_) => Self::of(None, Some(name)),
+        }
+    }
+
+    /// The group of a stored event.
+    pub(super) fn of(group: Option<u32>, spec_kind: Option<&str>) -> Self {
+        let number = group.map(|group| KINDS.len() + group as usize).filter(|bit| *bit < 64);
+        let kind = spec_kind.and_then(|kind| KINDS.iter().position(|known| *known == kind));
+        let bit = if spec_kind.is_some() { kind } else { number };
+        Self(1 << bit.unwrap_or(KINDS.len() - 1))
+    }
+
+    /// Whether all groups are followed.
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// The kinds, then the numbers.
+    pub fn names(self) -> impl Iterator<Item = String> {
+        let bits = (0..64).filter(move |bit| self.0 >> bit & 1 == 1);
+        bits.map(|bit| match KINDS.get(bit) {
+            Some(kind) => (*kind).to_owned(),
+            None => (bit - KINDS.len()).to_string(),
+        })
+    }
+}
+
+impl BitOr for OtherGroups {
+    type Output = Self;
+
+    fn bitor(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+impl fmt::Display for OtherGroups {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.names().collect::<Vec<_>>().join(", "))
     }
 }
