@@ -78,16 +78,22 @@ impl Line {
     /// own because another prompt's is unknown.
     fn known(&self, figure: impl Fn(&Prompt) -> Option<u64>) -> u64 {
         match self.outcome.as_str() {
-            "ok" => self.prompts.iter().filter_map(figure).sum(),
+            "ok" | "cancelled" => self.prompts.iter().filter_map(figure).sum(),
             _ => 0,
         }
     }
 
-    /// Whether an engine did not report all tokens that the request has used.
+    /// Whether not all tokens that the request has used are known. If its client left, those that had
+    /// arrived are, unless no engine had begun.
     fn is_incomplete(&self) -> bool {
         let computes = !WITHOUT_TOKENS.contains(&self.endpoint.as_str());
         let lacks = self.prompt_tokens.is_none() || self.completion_tokens.is_none();
-        self.outcome == "ok" && computes && lacks
+        let counts = match self.outcome.as_str() {
+            "ok" => computes,
+            "cancelled" => self.completion_tokens.is_some(),
+            _ => false,
+        };
+        counts && lacks
     }
 }
 
@@ -96,7 +102,7 @@ impl Line {
 struct Sums {
     /// Requests that ended with `ok`.
     requests: u64,
-    /// Requests that ended otherwise. They have no tokens but wasted ones.
+    /// Requests that ended otherwise. Only those whose client left have tokens besides wasted ones.
     other_requests: u64,
     /// Requests that ended with `ok` of which an engine did not report all tokens. Only what it
     /// reported is in the sums.

@@ -112,6 +112,7 @@ impl Account {
     /// is.
     pub(super) fn foretold(&mut self, raw: &str) -> Option<String> {
         self.message_start = MessageStart::read(raw);
+        self.decision.received(0, EngineUsage::parse(self.dialect, raw).ok());
         let told = self.decision.with(Decision::client_cached_tokens);
         if told.is_none() && lacks_cached_tokens(raw) {
             return None;
@@ -139,11 +140,6 @@ impl Account {
                  engine's, and was the engine started with flags that change prompts?"
             );
         }
-    }
-
-    /// Records that the reply has begun, so the engine has the whole prompt in its cache.
-    pub(super) fn began(&self) {
-        self.decision.decode_worked();
     }
 
     /// Records that the reply is complete. Its figures are counted when the whole request ends.

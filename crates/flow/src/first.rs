@@ -136,7 +136,7 @@ async fn whole_reply(
         // Engines send the status of a whole reply when the reply is complete. If the leg may be
         // rejected, only the body shows whether it is a reply.
         if !sending.is_gated() {
-            account.began();
+            account.decision.decode_worked();
         }
         Ok((client.whole_for_client(worker, response, &context.unread).await?, begun))
     });
@@ -178,6 +178,9 @@ pub(super) async fn first_events(
     let idle = config.timeouts.stream_idle;
     let call = pin!(async {
         let response = client.post(worker, Shape::streamed(endpoint), body, leg_headers).await?;
+        if !sending.is_gated() {
+            prompt.decision.decode_begun();
+        }
         // Until the first event, the timeout of the leg applies instead of the idle timeout.
         let patience = limit.max(idle);
         let (dialect, memory) = (endpoint.dialect(), &context.unread.memory);

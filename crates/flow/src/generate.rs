@@ -154,7 +154,7 @@ pub(super) fn conclude(
             return Ok(Generation::Started(StartedReply::Whole(reply)));
         }
         Ok(First::Events(reader, held)) => {
-            account.began();
+            account.decision.decode_worked();
             // The events are read when all prompts of a batch have begun, which may be much later, or
             // never if one of them waits for this prompt.
             account.booking.prefill_done(None);

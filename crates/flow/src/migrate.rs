@@ -261,6 +261,7 @@ impl Migration {
         }
         let unit = self.unit()?;
         self.resumed_tokens = self.delivered.len() as u64;
+        self.decision.tokens_kept(self.delivered.len() as u32);
         let resumed = self.resume_on_another(&unit, lost, worker).await;
         count(&self.context, if resumed.is_some() { "resumed" } else { "lost" });
         resumed

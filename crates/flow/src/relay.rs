@@ -8,6 +8,7 @@ use bytes::Bytes;
 use futures_util::stream::{self, StreamExt};
 use prometheus::Histogram;
 use splitrail_engine::dialect::Dialect;
+use splitrail_engine::usage::EngineUsage;
 
 use super::account::Account;
 use super::context::PromptContext;
@@ -35,7 +36,7 @@ pub(super) fn whole(
     mut reply: JsonObject,
     begun: Instant,
 ) -> JsonObject {
-    account.began();
+    account.decision.decode_worked();
     let usage = reply.raw("usage").filter(|raw| *raw != "null");
     if let Some(told) = usage.map(|raw| account.settle(raw, None, true)) {
         reply.set("usage", told);
@@ -79,10 +80,8 @@ fn withdraw_hand_off(account: &Account, holder: &mut JsonObject) {
 /// Whether a client asked for usage in each event.
 fn asks_for_totals(prompt: &PromptContext<'_>) -> bool {
     let options = prompt.unit.body.raw("stream_options").map(JsonObject::parse_str);
-    let totals = options.and_then(|options| {
-        options.ok()?.get::<bool>("continuous_usage_stats", "a boolean").ok().flatten()
-    });
-    prompt.context.options.include_usage && totals == Some(true)
+    let totals = |options: JsonObject| options.raw("continuous_usage_stats") == Some("true");
+    prompt.context.options.include_usage && options.is_some_and(|read| read.is_ok_and(totals))
 }
 
 /// What is wrong with an event that cannot be read.
@@ -296,7 +295,7 @@ impl UnitStream {
             return Chunk::read(dialect, data);
         }
         if self.template.covers(data) {
-            return Some(Chunk::default());
+            return Some(Chunk { tokens: self.template.tokens, ..Chunk::default() });
         }
         let chunk = Chunk::read(dialect, data)?;
         // What `template` covers has the same types.
@@ -304,8 +303,9 @@ impl UnitStream {
             OpenAiChunk::has_readable_choices(data).then_some(())?;
         }
         let is_plain = chunk.usage.is_none() && chunk.running_total.is_none();
-        if !chunk.is_error && is_plain && !chunk.has_hand_off {
-            self.template.learn(data);
+        // An event without tokens could cover events with some.
+        if !chunk.is_error && is_plain && !chunk.has_hand_off && chunk.tokens > 0 {
+            self.template.learn(data, chunk.tokens);
         }
         Some(chunk)
     }
@@ -345,7 +345,6 @@ impl UnitStream {
                 rest.remove("usage");
             }
         }
-        // With several samples, a total is that of one of them.
         self.last_total = Some(event).filter(|_| self.observes_pace);
         Ok(rest.to_bytes())
     }
@@ -364,6 +363,10 @@ impl UnitStream {
         if chunk.is_last {
             self.reader.end();
         }
+        // With several samples, a total is that of one of them.
+        let total = chunk.running_total.filter(|_| self.observes_pace);
+        let so_far = total.and_then(|raw| EngineUsage::parse(dialect, raw).ok());
+        self.account.decision.received(chunk.tokens, so_far);
         let hidden = match chunk.has_hand_off {
             true => {
                 let withdraw = |holder: &mut JsonObject| withdraw_hand_off(&self.account, holder);

@@ -10,8 +10,9 @@ use super::lines::Lines;
 use super::record::{LabelledTenant, RequestFacts, RequestRecord};
 use splitrail_telemetry::{LabelledSeries, Metrics, ModelSeries};
 
-/// Closes the entries of a request. Legs count as served if the request ended with `ok`, and as
-/// wasted otherwise, because their results reached no client. Returns the tokens of the request.
+/// Closes the entries of a request. Legs count as served if the request ended with `ok`, or if its
+/// client left after engines had begun them. Otherwise they count as wasted, because their results
+/// reached no client. Returns the tokens of the request.
 pub fn close(
     metrics: &Metrics,
     series: &ModelSeries,
@@ -24,29 +25,27 @@ pub fn close(
     // by the same function.
     let recorded = ledger.is_open();
     let mut entries: Vec<Entry> = Vec::new();
-    let mut cached = Vec::with_capacity(1);
-    let mut used = UsedTokens::of(ended.outcome, !decisions.is_empty());
+    let mut used = UsedTokens::of(ended.outcome);
     for decision in decisions {
         decision.close_entry(ended.outcome, |entry| {
             let of_prompt = entry.cached();
-            let tokens = of_prompt.map(|cached| cached.tokens);
             count_prompt(metrics, labelled, entry, of_prompt);
-            used.add(entry, tokens);
-            cached.push((entry.is_further_sample(), tokens));
+            if entry.counts(ended.outcome) {
+                used.add(entry, of_prompt.map(|cached| cached.tokens));
+            }
             if recorded {
                 entries.push(entry.clone());
             }
         });
     }
-    let cached = RequestRecord::cached_tokens(ended.outcome, cached.into_iter());
-    used.is_known.cached = cached.is_some();
-    // Only requests that ended with `ok` have this figure.
+    let cached = used.cached();
     if let Some(cached) = cached {
         let result = if cached > 0 { "hit" } else { "miss" };
         series.hit_or_miss(metrics, ended.model, result);
     }
-    // Requests that generate nothing have no tokens of a reply.
-    if used.completion_tokens > 0 {
+    // Requests that generate nothing have no tokens of a reply, and that of a client that left has
+    // no length.
+    if used.has_ended_ok && used.completion_tokens > 0 {
         let (prompt, output) = (used.prompt_tokens, used.completion_tokens);
         series.request_tokens(metrics, ended.model, prompt, output, cached);
     }
@@ -59,8 +58,8 @@ pub fn close(
     used
 }
 
-/// The tokens of a finished request, as the ledger file has them. Requests that did not end with
-/// `ok` have none.
+/// The tokens of a finished request, as the ledger file has them. If the client left, they are those
+/// of the prompts that engines had begun. Requests that ended with an error have none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UsedTokens {
     /// Prompt tokens, with each prompt counted once.
@@ -70,10 +69,13 @@ pub struct UsedTokens {
     /// Generated tokens of all prompts.
     pub completion_tokens: u64,
     has_ended_ok: bool,
+    /// Whether any prompt counts.
+    has_prompts: bool,
     is_known: KnownParts,
 }
 
-/// Which of the figures are known of every prompt. Otherwise the sums are those of the others.
+/// Which of the figures are known of every prompt that counts. Otherwise the sums are those of the
+/// others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct KnownParts {
     prompt: bool,
@@ -82,37 +84,38 @@ struct KnownParts {
 }
 
 impl UsedTokens {
-    fn of(outcome: &str, has_prompts: bool) -> Self {
-        let has_ended_ok = outcome == "ok";
-        let all = has_ended_ok && has_prompts;
-        let is_known = KnownParts { prompt: all, completion: all, cached: false };
-        Self { has_ended_ok, is_known, ..Self::default() }
+    fn of(outcome: &str) -> Self {
+        let is_known = KnownParts { prompt: true, completion: true, cached: true };
+        Self { has_ended_ok: outcome == "ok", is_known, ..Self::default() }
     }
 
     /// The tokens of all prompts; `None` if they are not known of every prompt.
     pub fn prompt(&self) -> Option<u64> {
-        self.is_known.prompt.then_some(self.prompt_tokens)
+        (self.has_prompts && self.is_known.prompt).then_some(self.prompt_tokens)
     }
 
     /// The cached tokens; `None` if they are not known of every prompt.
     pub fn cached(&self) -> Option<u64> {
-        self.is_known.cached.then_some(self.cached_tokens)
+        (self.has_prompts && self.is_known.cached).then_some(self.cached_tokens)
     }
 
     /// The generated tokens; `None` if they are not known of every prompt and sample.
     pub fn completion(&self) -> Option<u64> {
-        self.is_known.completion.then_some(self.completion_tokens)
+        (self.has_prompts && self.is_known.completion).then_some(self.completion_tokens)
     }
 
     /// Whether the request has ended with `ok` and not all of its tokens are known.
     pub fn is_partial(&self) -> bool {
-        self.has_ended_ok && !(self.is_known.prompt && self.is_known.completion)
+        self.has_ended_ok && (self.prompt().is_none() || self.completion().is_none())
+    }
+
+    /// Whether the client left and the length of a prompt that an engine had begun is not known.
+    pub fn lacks_begun_prompt(&self) -> bool {
+        !self.has_ended_ok && self.has_prompts && !self.is_known.prompt
     }
 
     fn add(&mut self, entry: &Entry, cached_tokens: Option<u32>) {
-        if !self.has_ended_ok {
-            return;
-        }
+        self.has_prompts = true;
         let completion_tokens = entry.completion_tokens();
         self.is_known.completion &= completion_tokens.is_some();
         self.completion_tokens += u64::from(completion_tokens.unwrap_or(0));
@@ -120,6 +123,7 @@ impl UsedTokens {
             let prompt_tokens = entry.prompt_tokens();
             // What nothing was computed for costs nothing, if its length is not known.
             self.is_known.prompt &= prompt_tokens.is_some() || entry.is_below_threshold();
+            self.is_known.cached &= cached_tokens.is_some();
             self.prompt_tokens += u64::from(prompt_tokens.unwrap_or(0));
             self.cached_tokens += u64::from(cached_tokens.unwrap_or(0));
         }
@@ -204,11 +208,70 @@ fn count_leg(metrics: &Metrics, labelled: LabelledSeries<'_>, leg: LegKind, figu
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use splitrail_config::Rotation;
     use splitrail_engine::usage::EngineUsage;
     use splitrail_kv::Overlap;
 
     use super::*;
     use crate::leg::{Expectation, LegFacts};
+
+    /// A prompt of 100 tokens, of which so many were generated by a leg that has begun.
+    fn streaming(tokens: u32) -> DecisionHandle {
+        let decision = DecisionHandle::default();
+        let expected = Expectation { prompt_tokens: Some(100), ..Expectation::default() };
+        decision.decode_sent(LegFacts::new(LegKind::Decode, "w", expected));
+        decision.decode_worked();
+        decision.received(tokens, None);
+        decision
+    }
+
+    fn no_file(metrics: &Metrics) -> Lines {
+        let (records, writable) = (metrics.ledger_records.clone(), &metrics.output_file_writable);
+        Lines::open("ledger", None, Rotation::default(), records, writable).unwrap()
+    }
+
+    #[test]
+    fn a_client_that_leaves_is_charged_alike_everywhere() {
+        let queued = DecisionHandle::default();
+        queued.decode_sent(LegFacts::new(LegKind::Decode, "w", Expectation::default()));
+        let decisions = [streaming(7), streaming(0), queued];
+        for (outcome, expected) in [("cancelled", [200, 7]), ("decode_lost", [0, 0])] {
+            let (metrics, series) = (Metrics::new().unwrap(), ModelSeries::default());
+            let tenant_series = splitrail_telemetry::TenantSeries::default();
+            let tenant = LabelledTenant { name: "t", label: "t", series: &tenant_series };
+            let ended = RequestFacts {
+                request_id: "r",
+                tenant: Some(tenant),
+                model: "m",
+                endpoint: "completions",
+                flow: "aggregated",
+                outcome,
+                arrived_unix_ms: 1,
+                ended_unix_ms: 2,
+            };
+            let decisions = match outcome {
+                "cancelled" => decisions.to_vec(),
+                _ => vec![streaming(7)],
+            };
+            let used = close(&metrics, &series, &no_file(&metrics), &ended, &decisions);
+            assert_eq!([used.prompt_tokens, used.completion_tokens], expected, "{outcome}");
+            assert_eq!(used.completion(), (outcome == "cancelled").then_some(7));
+            let of_tenant = ["prompt", "completion"]
+                .map(|kind| metrics.tenant_tokens.with_label_values(&["t", kind]).get());
+            assert_eq!(of_tenant, expected, "{outcome}");
+            let of_model = [&metrics.usage_prompt_tokens, &metrics.generation_tokens]
+                .map(|counter| counter.with_label_values(&["m"]).get());
+            assert_eq!(of_model, expected, "{outcome}");
+            let wasted = metrics.wasted_prompt_tokens.with_label_values(&["m", outcome]).get();
+            assert_eq!(wasted, if outcome == "cancelled" { 0 } else { 100 }, "never both");
+            let entries = decisions.iter().map(|one| one.with(|record| record.ledger().clone()));
+            let line = RequestRecord::new(&ended, &entries.collect::<Vec<_>>());
+            let written = [line.prompt_tokens, line.completion_tokens];
+            assert_eq!(written.map(Option::unwrap_or_default), expected, "{outcome}");
+            let source = line.prompts[0].completion_source;
+            assert_eq!(source.is_some(), outcome == "cancelled", "the router has counted");
+        }
+    }
 
     #[test]
     fn hits_are_counted_by_tier() {

@@ -49,6 +49,9 @@ impl DiscardedLeg {
 /// The reason of legs that were still open when another attempt replaced them.
 const SUPERSEDED: &str = "superseded";
 
+/// The outcome of a request whose client left.
+const CANCELLED: &str = "cancelled";
+
 /// One prompt's entry: the legs of the present attempt, or of the attempt that has answered, and
 /// the legs of discarded attempts. The number of attempts is limited by the model's retries.
 #[derive(Clone, Debug, Default)]
@@ -63,6 +66,11 @@ pub struct Entry {
     below_threshold: Option<LegFacts>,
     discarded: Vec<DiscardedLeg>,
     completion_tokens: Option<u32>,
+    /// Generated tokens that have arrived so far.
+    received_tokens: u32,
+    /// Whether the router has counted `completion_tokens`, because the client left before the engine
+    /// reported them.
+    counted_by_router: bool,
     client_usage: Option<ReportedUsage>,
     /// Whether the entry is for a further sample of a prompt that has an entry already. It has legs
     /// of its own, but its prompt is not counted again.
@@ -128,6 +136,31 @@ impl Entry {
         if !self.closed {
             self.decode = Some(LegFacts { receives: self.prefill.is_some(), ..leg });
         }
+    }
+
+    /// Records that the head of a stream has arrived.
+    pub(crate) fn decode_begun(&mut self) {
+        if let Some(leg) = self.decode.as_mut().filter(|_| !self.closed) {
+            leg.begun = true;
+        }
+    }
+
+    /// Records further tokens of the reply, or the usage of the reply so far. A message begins with a
+    /// usage of zeros if its engine does not know the figures yet.
+    pub(crate) fn received(&mut self, tokens: u32, so_far: Option<EngineUsage>) {
+        self.received_tokens = self.received_tokens.saturating_add(tokens);
+        let Some(usage) = so_far.filter(|usage| usage.prompt_tokens > 0) else { return };
+        self.received_tokens = usage.completion_tokens.unwrap_or(self.received_tokens);
+        if let Some(leg) = self.decode.as_mut().filter(|_| !self.closed) {
+            leg.prompt_tokens = Some(usage.prompt_tokens);
+            leg.cached_tokens = usage.cached_tokens.or(leg.cached_tokens);
+        }
+    }
+
+    /// Records how many of the tokens that have arrived are part of the reply, which another worker
+    /// continues.
+    pub(crate) fn tokens_kept(&mut self, tokens: u32) {
+        self.received_tokens = tokens;
     }
 
     /// Records that the reply has begun, so the prompt is computed.
@@ -225,15 +258,31 @@ impl Entry {
         }
         self.below_threshold = None;
         self.completion_tokens = None;
+        self.received_tokens = 0;
     }
 
-    /// Closes the entry with the outcome of its request. Unless the outcome is `ok`, all legs are
-    /// discarded.
+    /// Closes the entry with the outcome of its request. If the client left after an engine had
+    /// begun, the legs that have begun count, with the tokens that have arrived. Of other requests
+    /// that did not end with `ok`, all legs are discarded.
     pub(crate) fn close(&mut self, outcome: &'static str) {
-        if outcome != "ok" {
-            self.discard(outcome);
+        let mut legs = self.prefill.iter().chain(self.first_answering());
+        match outcome {
+            "ok" => {}
+            CANCELLED if legs.any(LegFacts::has_begun) => {
+                if self.decode.as_ref().is_some_and(|leg| !leg.has_begun()) {
+                    self.discard_decode(outcome);
+                }
+                self.counted_by_router = self.completion_tokens.is_none();
+                self.completion_tokens.get_or_insert(self.received_tokens);
+            }
+            _ => self.discard(outcome),
         }
         self.closed = true;
+    }
+
+    /// Whether the tokens of the entry, which is closed, count in a request with this outcome.
+    pub(crate) fn counts(&self, outcome: &str) -> bool {
+        outcome == "ok" || (outcome == CANCELLED && self.legs().next().is_some())
     }
 
     fn put_aside(
@@ -303,9 +352,16 @@ impl Entry {
         Some(CachedTokens { tokens: tokens.min(prompt_tokens), source: figures.source })
     }
 
-    /// Generated tokens, if the engine reported them.
+    /// Generated tokens, if the engine reported them. If the client left before, those that had
+    /// arrived.
     pub fn completion_tokens(&self) -> Option<u32> {
         self.completion_tokens
+    }
+
+    /// Whether the router has counted the generated tokens, because the client left before the
+    /// engine reported them.
+    pub fn is_counted_by_router(&self) -> bool {
+        self.counted_by_router
     }
 
     /// Whether the client got only the reply that too little of the prompt is cached: nothing was
@@ -333,225 +389,4 @@ impl Entry {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests {
-    use proptest::prelude::*;
-    use splitrail_kv::Overlap;
-
-    use super::*;
-    use crate::leg::{Expectation, LegKind};
-
-    fn leg(kind: LegKind, prompt_tokens: Option<u32>, overlap_blocks: u32) -> LegFacts {
-        let overlap = Overlap { blocks: overlap_blocks, by_tier: [overlap_blocks, 0, 0, 0] };
-        let expected =
-            Expectation { prompt_tokens, overlap, block_size: 16, ..Expectation::default() };
-        LegFacts::new(kind, "w", expected)
-    }
-
-    fn usage(prompt_tokens: u32, cached_tokens: Option<u32>) -> EngineUsage {
-        EngineUsage { prompt_tokens, completion_tokens: Some(4), cached_tokens }
-    }
-
-    #[test]
-    fn the_leg_that_did_the_prompt_says_what_was_cached() {
-        let mut entry = Entry::default();
-        entry.prefill_sent(leg(LegKind::Prefill, Some(1142), 0));
-        entry.prefill_reported(Some(1142), Some(64));
-        entry.decode_sent(leg(LegKind::Decode, Some(1142), 10));
-        // vLLM 0.22 reports the whole prompt as cached on the decode leg.
-        entry.decode_reported(usage(1142, Some(1142)));
-        let cached = entry.cached().unwrap();
-        assert_eq!(cached, CachedTokens { tokens: 64, source: Origin::EnginePrefill });
-        let legs: Vec<_> = entry.legs().map(|(_, figures)| figures.unwrap()).collect();
-        assert_eq!((legs[0].tokens.hit(), legs[0].tokens.local_compute), (64, 1078));
-        assert_eq!((legs[1].tokens.hit(), legs[1].tokens.external_kv_transfer), (160, 982));
-    }
-
-    #[test]
-    fn a_silent_prefill_leaves_the_estimate_and_a_decode_first_hit_the_engines_figure() {
-        let mut entry = Entry::default();
-        entry.prefill_sent(leg(LegKind::Prefill, None, 4));
-        entry.prefill_reported(None, None);
-        entry.decode_sent(leg(LegKind::Decode, None, 0));
-        assert_eq!(entry.cached(), None);
-        entry.decode_reported(usage(100, Some(100)));
-        assert_eq!(entry.cached().unwrap(), CachedTokens { tokens: 64, source: Origin::Estimate });
-        let mut alone = Entry::default();
-        alone.decode_sent(leg(LegKind::Decode, Some(100), 9));
-        alone.decode_reported(usage(100, Some(0)));
-        assert_eq!(
-            alone.cached().unwrap(),
-            CachedTokens { tokens: 0, source: Origin::EngineDecode }
-        );
-    }
-
-    #[test]
-    fn a_discarded_attempt_wastes_its_prompt_once() {
-        let mut entry = Entry::default();
-        entry.prefill_sent(leg(LegKind::Prefill, Some(100), 0));
-        // It is not known whether the engine has done any work.
-        entry.discard("engine_failed");
-        entry.prefill_sent(leg(LegKind::Prefill, Some(100), 0));
-        entry.prefill_reported(Some(100), Some(32));
-        entry.decode_sent(leg(LegKind::Decode, Some(100), 0));
-        entry.decode_worked();
-        entry.discard("decode_lost");
-        entry.decode_sent(leg(LegKind::Decode, Some(100), 0));
-        entry.decode_worked();
-        entry.discard("cancelled");
-        // Later events do not change a closed entry.
-        entry.discard("cancelled");
-        let wasted: Vec<_> =
-            entry.discarded().iter().map(DiscardedLeg::wasted_prompt_tokens).collect();
-        assert_eq!(wasted, [0, 100, 0, 100]);
-        assert_eq!(entry.legs().count(), 0);
-        assert_eq!(entry.cached(), None);
-    }
-
-    #[test]
-    fn a_prompt_that_is_turned_away_has_figures_and_no_legs() {
-        let mut entry = Entry::default();
-        entry.decode_sent(leg(LegKind::Decode, Some(100), 2));
-        entry.decode_worked();
-        let told = entry.end_decode_below_threshold(Some(EngineUsage {
-            completion_tokens: Some(0),
-            ..usage(100, Some(16))
-        }));
-        entry.discard("below_threshold");
-        assert_eq!(entry.discarded()[0].wasted_prompt_tokens(), 0, "the engine has run nothing");
-        entry.answer_below_threshold(told.unwrap());
-        assert_eq!((entry.prompt_tokens(), entry.completion_tokens()), (Some(100), Some(0)));
-        assert_eq!(
-            entry.cached().unwrap(),
-            CachedTokens { tokens: 16, source: Origin::EngineDecode }
-        );
-        assert_eq!(entry.legs().count(), 0);
-    }
-
-    #[test]
-    fn a_prefill_that_serves_a_second_decode_leg_is_not_wasted_by_the_first() {
-        let mut entry = Entry::default();
-        entry.prefill_sent(leg(LegKind::Prefill, Some(100), 0));
-        entry.prefill_reported(Some(100), Some(0));
-        entry.decode_sent(leg(LegKind::Decode, Some(100), 0));
-        entry.discard_decode("engine_unreachable");
-        entry.decode_sent(leg(LegKind::Decode, Some(100), 0));
-        entry.decode_reported(usage(100, None));
-        assert_eq!(entry.legs().count(), 2);
-        let [unsent] = entry.discarded() else { panic!("{entry:?}") };
-        assert_eq!((unsent.reason, unsent.wasted_prompt_tokens()), ("engine_unreachable", 0));
-    }
-
-    #[test]
-    fn an_answer_that_went_on_elsewhere_has_the_first_legs_prompt_and_both_legs_work() {
-        let mut entry = Entry::default();
-        entry.decode_sent(leg(LegKind::Decode, Some(100), 2));
-        entry.decode_worked();
-        entry.decode_resumed(leg(LegKind::Decode, Some(107), 1));
-        entry.decode_reported(usage(107, Some(96)));
-        entry.whole_reply(EngineUsage { completion_tokens: Some(11), ..usage(100, None) });
-        assert_eq!((entry.prompt_tokens(), entry.completion_tokens()), (Some(100), Some(11)));
-        // The first leg's cached tokens were not reported, and the second leg's hits do not count
-        // for them.
-        assert_eq!(entry.cached().unwrap(), CachedTokens { tokens: 32, source: Origin::Estimate });
-        let legs: Vec<_> = entry.legs().map(|(_, figures)| figures.unwrap()).collect();
-        assert_eq!((legs[0].prompt_tokens, legs[0].tokens.local_compute), (100, 68));
-        assert_eq!((legs[1].prompt_tokens, legs[1].tokens.local_compute), (107, 11));
-        entry.discard("decode_lost");
-        let wasted: Vec<_> =
-            entry.discarded().iter().map(DiscardedLeg::wasted_prompt_tokens).collect();
-        assert_eq!(wasted, [100, 107]);
-    }
-
-    #[test]
-    fn a_reply_of_the_prefill_leg_has_the_figures_of_that_leg() {
-        let mut entry = Entry::default();
-        entry.prefill_sent(leg(LegKind::Prefill, Some(100), 0));
-        entry.prefill_reported(Some(100), Some(32));
-        assert_eq!(entry.prompt_tokens(), Some(100));
-        assert_eq!(
-            entry.cached().unwrap(),
-            CachedTokens { tokens: 32, source: Origin::EnginePrefill }
-        );
-    }
-
-    #[derive(Clone, Copy, Debug)]
-    enum LedgerStep {
-        PrefillSent,
-        PrefillWorked,
-        PrefillReported(Option<u32>, Option<u32>),
-        DecodeSent,
-        DecodeWorked,
-        Resumed,
-        DecodeReported(u32, Option<u32>),
-        DiscardDecode,
-        Discard,
-    }
-
-    fn step() -> impl Strategy<Value = LedgerStep> {
-        let count = || proptest::option::of(0u32..500);
-        prop_oneof![
-            Just(LedgerStep::PrefillSent),
-            Just(LedgerStep::PrefillWorked),
-            (count(), count())
-                .prop_map(|(prompt, cached)| LedgerStep::PrefillReported(prompt, cached)),
-            Just(LedgerStep::DecodeSent),
-            Just(LedgerStep::DecodeWorked),
-            Just(LedgerStep::Resumed),
-            (0u32..500, count())
-                .prop_map(|(prompt, cached)| LedgerStep::DecodeReported(prompt, cached)),
-            Just(LedgerStep::DiscardDecode),
-            Just(LedgerStep::Discard),
-        ]
-    }
-
-    fn take(entry: &mut Entry, step: LedgerStep, known: Option<u32>) -> usize {
-        match step {
-            LedgerStep::PrefillSent => entry.prefill_sent(leg(LegKind::Prefill, known, 3)),
-            LedgerStep::PrefillWorked => entry.prefill_worked(),
-            LedgerStep::PrefillReported(prompt, cached) => entry.prefill_reported(prompt, cached),
-            LedgerStep::DecodeSent => entry.decode_sent(leg(LegKind::Decode, known, 2)),
-            LedgerStep::DecodeWorked => entry.decode_worked(),
-            LedgerStep::Resumed => entry.decode_resumed(leg(LegKind::Decode, known, 1)),
-            LedgerStep::DecodeReported(prompt, cached) => {
-                entry.decode_reported(usage(prompt, cached))
-            }
-            LedgerStep::DiscardDecode => entry.discard_decode("x"),
-            LedgerStep::Discard => entry.discard("x"),
-        }
-        usize::from(matches!(
-            step,
-            LedgerStep::PrefillSent | LedgerStep::DecodeSent | LedgerStep::Resumed
-        ))
-    }
-
-    proptest! {
-        #[test]
-        fn after_any_events_each_leg_is_counted_once_as_used_or_wasted(
-            steps in proptest::collection::vec(step(), 0..24),
-            known in proptest::option::of(0u32..500),
-            ok: bool,
-        ) {
-            let mut entry = Entry::default();
-            let sent: usize = steps.iter().map(|step| take(&mut entry, *step, known)).sum();
-            entry.close(if ok { "ok" } else { "cancelled" });
-            for late in [LedgerStep::PrefillSent, LedgerStep::DecodeReported(7, Some(7)), LedgerStep::Discard] {
-                take(&mut entry, late, known);
-            }
-            prop_assert_eq!(entry.legs().count() + entry.discarded().len(), sent);
-            prop_assert!(ok || entry.legs().count() == 0);
-            for (leg, figures) in entry.legs() {
-                let Some(figures) = figures else { continue };
-                prop_assert_eq!(figures.tokens.total(), figures.prompt_tokens);
-                prop_assert!(leg.receives || figures.tokens.external_kv_transfer == 0);
-            }
-            for discarded in entry.discarded() {
-                let wasted = discarded.wasted_prompt_tokens();
-                prop_assert!(wasted == 0 || (discarded.leg.worked && !discarded.leg.receives));
-            }
-            if let Some(cached) = entry.cached() {
-                prop_assert!(cached.tokens <= entry.prompt_tokens().unwrap());
-            }
-        }
-    }
-}
+mod tests;

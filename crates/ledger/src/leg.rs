@@ -200,6 +200,9 @@ pub struct LegFacts {
     /// Leading tokens of the prompt, in whole blocks, that the leg was to take from a worker that
     /// holds them (one shot); only prefill legs that read nothing back.
     pub fetch_offer: Option<u32>,
+    /// Whether the engine is known to have begun, because the head of its stream or its reply has
+    /// arrived.
+    pub begun: bool,
     /// Whether the engine is known to have the KV of the whole prompt, because its reply or first
     /// output has arrived.
     pub worked: bool,
@@ -230,8 +233,14 @@ impl LegFacts {
             receives: false,
             read_back: None,
             fetch_offer: None,
+            begun: false,
             worked: false,
         }
+    }
+
+    /// Whether the engine is known to have done anything for the leg.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.begun || self.worked
     }
 
     /// The part of the reported cached tokens that was read back.

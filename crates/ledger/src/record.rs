@@ -34,7 +34,8 @@ pub struct RequestRecord {
     pub arrived_unix_ms: u64,
     /// When the request ended, in milliseconds since 1970.
     pub ended_unix_ms: u64,
-    /// Prompt tokens, with each prompt counted once; `None` if one of them is not known.
+    /// Prompt tokens, with each prompt counted once; `None` if one of them is not known. If the client
+    /// left, those of the prompts that engines had begun.
     pub prompt_tokens: Option<u64>,
     /// The part of the prompt tokens that was cached on the workers that computed the prompts.
     pub cached_tokens: Option<u64>,
@@ -71,6 +72,9 @@ pub struct PromptRecord {
     pub cached_source: Option<Origin>,
     /// Generated tokens, over all samples.
     pub completion_tokens: Option<u32>,
+    /// The source of `completion_tokens` if the router has counted them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub completion_source: Option<Origin>,
     /// Whether this is a further sample of the prompt before it. The request's figures count its
     /// prompt tokens only once.
     #[serde(skip_serializing_if = "is_false")]
@@ -194,6 +198,7 @@ impl PromptRecord {
             cached_tokens: cached.map(|cached| cached.tokens),
             cached_source: cached.map(|cached| cached.source),
             completion_tokens: entry.completion_tokens(),
+            completion_source: entry.is_counted_by_router().then_some(Origin::Estimate),
             further_sample: entry.is_further_sample(),
             legs: entry.legs().map(|(one, figures)| leg(one, figures)).collect(),
             discarded: entry
@@ -277,23 +282,15 @@ impl RequestRecord {
     /// The present version of the line format. It is raised by changes that readers would notice.
     pub const VERSION: u32 = 1;
 
-    /// The cached tokens of a request with this outcome. Each item of `prompts` says whether the
-    /// prompt is a further sample of the prompt before it, and its cached tokens.
-    pub fn cached_tokens(
-        outcome: &str,
-        prompts: impl Iterator<Item = (bool, Option<u32>)>,
-    ) -> Option<u64> {
-        let counts = prompts.filter(|(further, _)| outcome == "ok" && !further);
-        total(counts.map(|(_, tokens)| tokens))
-    }
-
     /// The record of a finished request. The figures of a batch are the sums over its prompts, and
     /// are left out if one prompt has no figure, so that a part is not taken for the whole.
     pub fn new(ended: &RequestFacts<'_>, entries: &[Entry]) -> Self {
         let prompts: Vec<_> = entries.iter().map(|entry| PromptRecord::new(entry, true)).collect();
         let ok = ended.outcome == "ok";
-        let once = || prompts.iter().filter(|prompt| ok && !prompt.further_sample);
-        let each = || prompts.iter().filter(|_| ok);
+        let counted =
+            || entries.iter().zip(&prompts).filter(|(entry, _)| entry.counts(ended.outcome));
+        let each = || counted().map(|(_, prompt)| prompt);
+        let once = || each().filter(|prompt| !prompt.further_sample);
         let wasted = prompts.iter().flat_map(|prompt| &prompt.discarded);
         Self {
             version: Self::VERSION,
@@ -306,10 +303,7 @@ impl RequestRecord {
             arrived_unix_ms: ended.arrived_unix_ms,
             ended_unix_ms: ended.ended_unix_ms,
             prompt_tokens: total(once().map(|prompt| prompt.prompt_tokens)),
-            cached_tokens: Self::cached_tokens(
-                ended.outcome,
-                prompts.iter().map(|prompt| (prompt.further_sample, prompt.cached_tokens)),
-            ),
+            cached_tokens: total(once().map(|prompt| prompt.cached_tokens)),
             completion_tokens: total(each().map(|prompt| prompt.completion_tokens)),
             wasted_prompt_tokens: wasted.map(|leg| u64::from(leg.wasted_prompt_tokens)).sum(),
             client_usage: client_usage_of(entries).filter(|_| ok || entries.len() == 1),

@@ -7,7 +7,7 @@ use prometheus::core::Collector as _;
 
 use splitrail_telemetry::Metrics;
 
-/// Totals of one model's completed requests, read from the metrics.
+/// Totals of one model's served requests, read from the metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Requests with cached tokens.

@@ -36,7 +36,7 @@ metrics! {
     /// Requests of tenants that have ended, by outcome. Beyond 200 configured tenants, the label is
     /// `other`.
     tenant_requests: IntCounterVec("tenant_requests_total"; "tenant", "outcome");
-    /// Tokens of completed requests of tenants, by kind: prompt, cached (a part of prompt) or
+    /// Tokens of served requests of tenants, by kind: prompt, cached (a part of prompt) or
     /// completion.
     tenant_tokens: IntCounterVec("tenant_tokens_total"; "tenant", "kind" in TOKEN_KINDS);
     /// Requests that were refused because their tenant has reached a limit, by the limit.
@@ -112,18 +112,18 @@ metrics! {
     /// Messages in the model's stream that this router has not read yet; absent while the router does
     /// not follow the stream.
     event_plane_pending: IntGaugeVec("event_plane_pending_messages"; "model");
-    /// Prompt tokens of completed requests by leg and source. Never sum over legs.
+    /// Prompt tokens of served requests by leg and source. Never sum over legs.
     prompt_tokens: IntCounterVec("prompt_tokens_total"; "model", "leg" in LEGS, "source" in TOKEN_SOURCES, "tier" in TOKEN_TIERS; if tier_case);
-    /// Prompt tokens of completed requests as reported to clients. Each prompt counts once.
+    /// Prompt tokens of served requests as reported to clients. Each prompt counts once.
     usage_prompt_tokens: IntCounterVec("usage_prompt_tokens_total"; "model");
-    /// Generated tokens of completed requests.
+    /// Generated tokens of served requests.
     generation_tokens: IntCounterVec("generation_tokens_total"; "model");
     /// Prompt tokens of attempts whose result reached no client. No other metric includes them.
     wasted_prompt_tokens: IntCounterVec("wasted_prompt_tokens_total"; "model", "reason" in WASTE);
     /// Prompts for which engine and router count different numbers of tokens, because of another
     /// tokenizer, chat template or engine flag.
     prompt_length_mismatches: IntCounterVec("prompt_length_mismatches_total"; "model");
-    /// Cached prompt tokens of completed requests, by the source of the figure: the engine, or an
+    /// Cached prompt tokens of served requests, by the source of the figure: the engine, or an
     /// estimate of the router.
     cached_tokens: IntCounterVec("cached_tokens_total"; "model", "source" in SOURCES);
     /// Absolute difference between the router's estimate of the cached tokens and the engine's
@@ -184,7 +184,7 @@ metrics! {
     /// Spans of traced requests: exported, dropped (the queue for the collector was full) or failed
     /// (the collector could not be reached, or did not take them).
     spans: IntCounterVec("spans_total"; "result" in SPANS);
-    /// Completed requests with cached tokens (hit) and without (miss).
+    /// Served requests with cached tokens (hit) and without (miss).
     prefix_cache_requests: IntCounterVec("prefix_cache_requests_total"; "model", "result" in HIT_OR_MISS);
     /// Requests of P/D models whose prompt the decode worker computed, by reason.
     local_prefills: IntCounterVec("local_prefills_total"; "model", "reason" in LOCAL_REASONS);
@@ -224,7 +224,7 @@ metrics! {
     /// foreign_hand_off, mismatch (the leg's engine counts other tokens than the router: no leg of the
     /// model takes anything any more), failed, timed_out or cancelled.
     peer_fetches: IntCounterVec("peer_fetches_total"; "model", "way" in FETCH_WAYS, "outcome" in PEER_FETCHES; if fetch_case);
-    /// Prompt tokens of completed requests that legs did not compute because a peer fetch brought
+    /// Prompt tokens of served requests that legs did not compute because a peer fetch brought
     /// them. With two_step they are a part of the local cache hits, and with one_shot they are the
     /// fetched tokens of `prompt_tokens_total`.
     peer_fetched_tokens: IntCounterVec("peer_fetched_tokens_total"; "model");

@@ -41,6 +41,8 @@ pub(super) struct MostTokens {
     prompt: Option<u64>,
     /// Generated tokens of all samples of all prompts.
     completion: Option<u64>,
+    /// What was reserved for the prompts, in weighted tokens, if the length of one is not known.
+    reserved_for_prompts: u64,
 }
 
 impl MostTokens {
@@ -53,8 +55,12 @@ impl MostTokens {
         options: &Options,
         generates: bool,
     ) -> Self {
+        let reserved_for_prompts = match units.iter().any(|unit| unit.prompt_tokens.is_none()) {
+            true => expected(served, units, options, false),
+            false => 0,
+        };
         if options.engine_takes_turns {
-            return Self::default();
+            return Self { reserved_for_prompts, ..Self::default() };
         }
         let context_tokens = served.pool.longest_context_tokens();
         let unknown = context_tokens.filter(|_| generates);
@@ -66,12 +72,13 @@ impl MostTokens {
             false => Some(0),
         };
         let completion = of_sample.map(|tokens| u64::from(tokens).saturating_mul(samples));
-        Self { prompt, completion }
+        Self { prompt, completion, reserved_for_prompts }
     }
 
     /// What a finished request has cost: what engines have reported, as far as the request can have
     /// it. If they have not reported all, it costs at least what it had reserved: otherwise an engine
-    /// without usage would have no limit.
+    /// without usage would have no limit. If the client left, that is what was reserved for its
+    /// prompts, and the generated tokens that had arrived.
     pub(super) fn settled(
         self,
         served: &ServedModel,
@@ -90,7 +97,12 @@ impl MostTokens {
                  for what it can have"
             );
         }
-        let reported = actual(&served.config.token_weights, charged);
+        let weights = &served.config.token_weights;
+        let reported = actual(weights, charged);
+        if used.lacks_begun_prompt() {
+            let output = charged.completion_tokens.saturating_mul(weights.output);
+            return reported.max(self.reserved_for_prompts.saturating_add(output));
+        }
         match used.is_partial() {
             true => reported.max(reserved),
             false => reported,

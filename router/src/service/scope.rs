@@ -455,10 +455,10 @@ impl Scope {
             }
             reservation.settle(tokens);
         }
-        self.observe_pace(placed, now, used.completion_tokens);
         self.complete_decisions(placed, arrived_unix_ms, seconds);
         let pool = &placed.served.pool;
         if outcome == "ok" {
+            self.observe_pace(placed, now, used.completion_tokens);
             let (roster, block_size) = (pool.roster(), pool.block_size());
             for (followed, decision) in placed.followed.iter().zip(&placed.decisions) {
                 decision.with(|decision| {

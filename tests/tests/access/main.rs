@@ -10,6 +10,7 @@ mod isolation;
 mod issuer;
 mod issuers;
 mod keys;
+mod leaving;
 mod limits;
 mod secrets;
 mod tenants;

@@ -27,7 +27,7 @@ pub fn is_below_threshold(dialect: Dialect, data: &[u8]) -> bool {
         return false;
     }
     let mut is_below = false;
-    each_in(data, |choice: EndOfChoice<'_>| {
+    each_in(data, |choice: ChunkChoice<'_>| {
         let reason = choice.finish_reason.and_then(|raw| json::string(raw.get()));
         is_below |= reason.is_some_and(|reason| reason == CACHE_THRESHOLD);
     });
@@ -40,7 +40,8 @@ pub fn begun(data: &[u8], max: usize) -> Vec<u64> {
     let mut begun = Vec::new();
     let is_read = each_in(data, |choice: ChunkChoice<'_>| {
         if begun.len() < max && choice.has_output() {
-            begun.push(choice.place());
+            let index = choice.index.and_then(|index| index.get().parse().ok());
+            begun.push(index.unwrap_or(0));
         }
     });
     if is_read { begun } else { Vec::new() }
@@ -73,11 +74,11 @@ pub(crate) fn each<'a, C: Deserialize<'a>>(raw: &'a str, visit: impl FnMut(C)) -
     serde_json::Deserializer::from_str(raw).deserialize_seq(Each(visit, PhantomData)).ok()
 }
 
-/// The member that shows how a choice ends.
-#[derive(Deserialize)]
-struct EndOfChoice<'a> {
-    #[serde(borrow)]
-    finish_reason: Option<&'a RawValue>,
+/// The number of tokens in the choices of an event: their token ids, or one for each with output.
+pub(crate) fn tokens(choices: &str) -> u32 {
+    let mut tokens = 0;
+    let _ = each(choices, |choice: ChunkChoice<'_>| tokens += choice.tokens());
+    tokens
 }
 
 /// The members that show whether a request runs. Their values may be of any type.
@@ -96,8 +97,11 @@ struct ChunkChoice<'a> {
 }
 
 impl ChunkChoice<'_> {
-    fn place(&self) -> u64 {
-        self.index.and_then(|index| index.get().parse().ok()).unwrap_or(0)
+    fn tokens(&self) -> u32 {
+        match self.token_ids.map_or("null", RawValue::get) {
+            "null" => self.has_output().into(),
+            ids => u32::from(is_something(ids)) * (1 + ids.matches(',').count() as u32),
+        }
     }
 
     /// The first chunk of a chat only names the role. It is sent before the engine has decided.
@@ -140,6 +144,22 @@ mod tests {
             "cache_threshold",
         ] {
             assert!(!is_below_threshold(Dialect::Chunks, data.as_bytes()), "{data}");
+        }
+    }
+
+    #[test]
+    fn an_event_has_the_tokens_that_it_names_or_one_for_each_choice_with_output() {
+        for (choices, expected) in [
+            (r#"[{"index":0,"text":"ab","token_ids":[5, 6,7]}]"#, 3),
+            (r#"[{"index":0,"text":"ab","token_ids":[]},{"index":1,"token_ids":[ 5 ]}]"#, 1),
+            (r#"[{"index":0,"text":"ab","token_ids":null},{"index":2,"text":"c"}]"#, 2),
+            (r#"[{"delta":{"content":"a, b"}}]"#, 1),
+            (r#"[{"delta":{"role":"assistant","content":""}}]"#, 0),
+            (r#"[{"delta":{"tool_calls":[{"id":"x"}]}}]"#, 1),
+            ("[]", 0),
+            ("7", 0),
+        ] {
+            assert_eq!(tokens(choices), expected, "{choices}");
         }
     }
 

@@ -40,7 +40,8 @@ impl Detail {
     /// An event of a stream, with `usage.splitrail` if it has the usage of the whole reply.
     pub(crate) fn with(&self, event: Bytes) -> Bytes {
         let data = data_of(self.dialect, &event);
-        if !Chunk::read(self.dialect, &data).is_some_and(|chunk| chunk.has_final_usage()) {
+        let usage = Chunk::read(self.dialect, &data).and_then(|chunk| chunk.usage);
+        if !usage.is_some_and(|usage| usage.is_final) {
             return event;
         }
         let edited = dialect::edit(self.dialect, &event, |holder| self.add(holder));

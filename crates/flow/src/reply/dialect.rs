@@ -10,7 +10,7 @@ use splitrail_engine::dialect::Dialect;
 use splitrail_engine::json;
 use splitrail_engine::usage::EngineUsage;
 
-use super::choices::each;
+use super::choices::{self, each};
 use splitrail_api::JsonObject;
 use splitrail_engine::sse;
 
@@ -22,6 +22,8 @@ pub(crate) struct Chunk<'a> {
     /// Whether the event has no part of the reply: engines send such events before they run a
     /// request.
     pub(crate) only_opens: bool,
+    /// The number of generated tokens; 1 for an event with output that does not name them.
+    pub(crate) tokens: u32,
     /// Whether no event follows, apart from `[DONE]`.
     pub(crate) is_last: bool,
     /// The usage, which is rewritten for the client.
@@ -99,7 +101,8 @@ impl<'a> Chunk<'a> {
                 let usage = usage.map(|raw| Usage { raw, is_final: true });
                 let has_hand_off = event.hand_off.is_some();
                 let is_error = event.error.is_some();
-                Self { is_error, usage, running_total, has_hand_off, ..Self::default() }
+                let tokens = event.choices.map_or(0, choices::tokens);
+                Self { is_error, usage, running_total, has_hand_off, tokens, ..Self::default() }
             }
             Dialect::Responses => Self::of_response(&event),
             Dialect::Messages => Self::of_message(&event),
@@ -117,6 +120,7 @@ impl<'a> Chunk<'a> {
                 name,
                 "response.created" | "response.queued" | "response.in_progress"
             ),
+            tokens: name.ends_with(".delta").into(),
             is_last,
             usage: usage.map(|raw| Usage { raw, is_final: true }),
             running_total: None,
@@ -135,16 +139,12 @@ impl<'a> Chunk<'a> {
         Self {
             is_error: event.error.is_some() || name == "error",
             only_opens: matches!(name, "message_start" | "ping"),
+            tokens: (name == "content_block_delta").into(),
             is_last: name == "message_stop",
             usage,
             running_total: None,
             has_hand_off: event.hand_off.is_some() || is_in_message,
         }
-    }
-
-    /// Whether the event has the usage of the whole reply.
-    pub(crate) fn has_final_usage(&self) -> bool {
-        self.usage.as_ref().is_some_and(|usage| usage.is_final)
     }
 }
 

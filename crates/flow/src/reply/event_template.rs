@@ -18,6 +18,8 @@ pub(crate) struct EventTemplate {
     /// Start and end of the text in the event, once they are known.
     text: Option<(usize, usize)>,
     misses: u32,
+    /// The number of tokens in the event, and in each that it covers.
+    pub(crate) tokens: u32,
 }
 
 impl EventTemplate {
@@ -30,8 +32,8 @@ impl EventTemplate {
         rest.and_then(|rest| rest.strip_suffix(behind)).is_some_and(is_plain)
     }
 
-    /// Remembers a parsed event that has neither an error nor usage of any kind.
-    pub(crate) fn learn(&mut self, event: &[u8]) {
+    /// Remembers a parsed event with so many tokens that has neither an error nor usage of any kind.
+    pub(crate) fn learn(&mut self, event: &[u8], tokens: u32) {
         if event.len() > MAX_BYTES || self.misses > MISSES_MAX {
             return;
         }
@@ -43,6 +45,7 @@ impl EventTemplate {
         self.text = text.map(|text| (text.start, text.end));
         self.event.clear();
         self.event.extend_from_slice(event);
+        self.tokens = tokens;
     }
 }
 
@@ -66,7 +69,7 @@ mod tests {
 
     fn after(events: &[&str]) -> EventTemplate {
         let mut template = EventTemplate::default();
-        events.iter().for_each(|event| template.learn(event.as_bytes()));
+        events.iter().for_each(|event| template.learn(event.as_bytes(), 1));
         template
     }
 
@@ -106,10 +109,10 @@ mod tests {
     fn a_stream_without_such_events_is_soon_left_alone() {
         let mut template = EventTemplate::default();
         for number in 0..100 {
-            template.learn(format!(r#"{{"choices":[{number}]}}"#).as_bytes());
+            template.learn(format!(r#"{{"choices":[{number}]}}"#).as_bytes(), 1);
         }
         assert!(template.event.starts_with(br#"{"choices":[8]"#), "and is kept no longer");
-        template.learn(&[b' '; MAX_BYTES + 1]);
+        template.learn(&[b' '; MAX_BYTES + 1], 1);
         assert!(template.event.len() < MAX_BYTES);
     }
 
@@ -140,7 +143,7 @@ mod tests {
                 if template.covers(event.as_bytes()) {
                     prop_assert!(is_plain, "{:?}", events);
                 } else if is_plain {
-                    template.learn(event.as_bytes());
+                    template.learn(event.as_bytes(), 1);
                 }
             }
         }

@@ -46,6 +46,11 @@ impl DecisionHandle {
         self.lock().ledger.decode_sent(leg);
     }
 
+    /// The head of the answering engine's stream has arrived.
+    pub fn decode_begun(&self) {
+        self.lock().ledger.decode_begun();
+    }
+
     /// The answering engine is known to have the whole prompt.
     pub fn decode_worked(&self) {
         self.lock().ledger.decode_worked();

@@ -74,6 +74,19 @@ impl DecisionHandle {
         }
     }
 
+    /// So many further tokens of the reply have arrived, with the usage of the reply so far if the
+    /// engine has reported it. They count if the client leaves before the final usage.
+    pub fn received(&self, tokens: u32, so_far: Option<EngineUsage>) {
+        if tokens > 0 || so_far.is_some() {
+            self.lock().ledger.received(tokens, so_far);
+        }
+    }
+
+    /// Of the tokens that have arrived, so many are part of the reply. The others are generated again.
+    pub fn tokens_kept(&self, tokens: u32) {
+        self.lock().ledger.tokens_kept(tokens);
+    }
+
     /// The answering engine has reported its usage. Returns the cached tokens for the client's
     /// usage; `None` if the usage gets none.
     pub fn usage_reported(&self, report: UsageReport) -> Option<u32> {
