@@ -24,19 +24,11 @@ pub const TOKEN_VARIABLE: &str = "SPLITRAIL_FLEET_TOKEN";
 
 /// What the checks of the shim's file need to know.
 const PROFILE: FileProfile = FileProfile {
-    renamed_keys: RENAMED_KEYS,
     variables: true,
     secret_keys: &["token", "engine_api_key", "events.login"],
     empty: "start from deploy/shim/splitrail-shim.yaml",
     too_large: "a shim's file is a few lines",
 };
-
-/// Keys that had another name before release 0.1, which accepts both names: the old and the new path.
-/// The changelog lists them.
-const RENAMED_KEYS: &[(&str, &str)] = &[
-    ("limits.change_log_max_bytes", "limits.change_log_size_max"),
-    ("limits.changes_max_bytes", "limits.change_log_size_max"),
-];
 
 /// A valid configuration and its warnings.
 #[derive(Clone, Debug)]

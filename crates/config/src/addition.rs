@@ -23,7 +23,7 @@ pub struct Addition {
     pub model: Option<String>,
     /// The worker.
     pub worker: WorkerConfig,
-    /// Warnings about old names of keys.
+    /// What is allowed but perhaps not intended.
     #[serde(skip)]
     pub warnings: Vec<Problem>,
 }
@@ -103,18 +103,6 @@ mod tests {
         assert!(problems(text, Some(Connector::Sglang))[0].contains("worker.role: both"));
         let text = r#"{"worker": {"id": "w", "role": "prefill", "url": "http://a:1", "bootstrap": "http://a:2"}}"#;
         assert!(problems(text, Some(Connector::Nixl))[0].contains("of no use"));
-    }
-
-    #[test]
-    fn an_old_name_is_accepted_with_a_warning() {
-        let text = r#"{"worker": {"id": "w", "role": "both", "url": "http://a:1",
- "honours_threshold": true}}"#;
-        let Addition { worker, warnings, .. } = Addition::parse(text, |_| None).unwrap();
-        assert_eq!(worker.supports_cache_hit_threshold, Some(true));
-        let [warning] = warnings.as_slice() else { panic!("{warnings:?}") };
-        let expected = "body:2:2: `worker.honours_threshold` is now called \
-            `supports_cache_hit_threshold`\n";
-        assert!(warning.to_string().starts_with(expected), "{warning}");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use serde_json::Value as Json;
 use crate::problem::{Place, Problem, ProblemReport, Problems};
 use crate::tree::{self, Node};
 use crate::words::{FileProfile, join, place_name, shown};
-use crate::{check, renames, variables};
+use crate::{check, variables};
 
 /// Maximum size of a configuration file in bytes; a fleet of 10,000 workers needs about 2 MB.
 pub(crate) const FILE_MAX_BYTES: usize = 4 << 20;
@@ -68,7 +68,7 @@ pub struct CheckedFile<T> {
     pub value: T,
     /// Settings that are allowed but perhaps not intended; sorted by place.
     pub warnings: Vec<Problem>,
-    /// The tree of the file, in which every value has its place, and every key its present name.
+    /// The tree of the file, in which every value has its place.
     pub root: Node,
 }
 
@@ -106,7 +106,6 @@ pub(crate) fn parse_with<T: DeserializeOwned>(
     let Some(mut root) = tree::read(text, profile, &mut report) else {
         return Err(report.into_problems());
     };
-    let old_names = renames::apply(&mut root, profile, &mut report);
     if profile.variables {
         variables::fill(&mut root, schema, environment, profile, &mut report);
     } else {
@@ -114,7 +113,6 @@ pub(crate) fn parse_with<T: DeserializeOwned>(
     }
     check::check(&root, schema, profile, &mut report);
     rules(&mut root, &mut report);
-    old_names.warn(&mut report);
     if report.has_errors() {
         return Err(report.into_problems());
     }

@@ -19,7 +19,6 @@ pub mod logging;
 pub mod problem;
 pub mod process;
 pub mod reference;
-mod renames;
 pub mod scalar;
 mod schema;
 pub mod secret;

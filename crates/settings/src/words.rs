@@ -8,13 +8,6 @@ const SHOWN_MAX: usize = 60;
 /// Properties of one program's file that differ from those of the other program.
 #[derive(Clone, Copy, Debug)]
 pub struct FileProfile {
-    /// Keys that had another name in an earlier version: the old and the new path, both as in the
-    /// reference (`models[].name`). A key stays in its section: the paths differ in its own name,
-    /// and in the names of sections that were renamed too, which have rows of their own.
-    ///
-    /// A number under an old name that ends in `_ms` is a number of milliseconds; it is read as a
-    /// duration if the new name has no unit.
-    pub renamed_keys: &'static [(&'static str, &'static str)],
     /// Whether values may name variables of the environment (`${NAME}`).
     pub variables: bool,
     /// Keys below which a secret may have been written by mistake: no message repeats the text

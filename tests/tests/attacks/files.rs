@@ -101,7 +101,6 @@ fn router_config(documents: &[Value]) -> &str {
 
 fn parsed(name: &str, text: &str) -> Value {
     const PLAIN: splitrail_settings::FileProfile = splitrail_settings::FileProfile {
-        renamed_keys: &[],
         secret_keys: &[],
         empty: "",
         variables: false,

@@ -86,32 +86,6 @@ tls: { ca: /nowhere/ca.pem, cert: c.pem }
 }
 
 #[test]
-fn each_renamed_key_is_read_equally_under_both_names() {
-    let read = |path: &str| {
-        let (section, key) = path.split_once('.').unwrap();
-        parse("f", &format!("{MINIMAL}{section}:\n  {key}: 99999\n"), Path::new("")).unwrap()
-    };
-    let default = json!(parse("f", MINIMAL, Path::new("")).unwrap().config);
-    for (old, new) in RENAMED_KEYS {
-        let (by_old, by_new) = (read(old), read(new));
-        assert_ne!(json!(by_new.config), default, "{new} is read");
-        assert_eq!(json!(by_old.config), json!(by_new.config), "{old}, {new}");
-        assert!(by_new.warnings.is_empty(), "{new}: {:?}", by_new.warnings);
-        let [warning] = by_old.warnings.as_slice() else { panic!("{old}: {:?}", by_old.warnings) };
-        let (_, name) = new.split_once('.').unwrap();
-        assert_eq!((warning.line, warning.column), (7, 3));
-        assert_eq!(warning.message, format!("`{old}` is now called `{name}`"));
-        let (section, key) = old.split_once('.').unwrap();
-        let both = format!("{MINIMAL}{section}: {{ {key}: 99999, {name}: 99999 }}\n");
-        let (found, place) = (problems(&both), section.len() + 5);
-        let second = place + key.len() + ": 99999, ".len();
-        let expected =
-            format!("6:{place} `{old}` is now called `{name}`, which is at 6:{second} as well");
-        assert_eq!(found, [expected]);
-    }
-}
-
-#[test]
 fn a_token_is_a_reference_and_is_never_shown() {
     let text = format!("{MINIMAL}token: hunter2\n");
     let found = problems(&text);

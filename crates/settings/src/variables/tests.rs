@@ -10,13 +10,8 @@ use super::*;
 use crate::file::{CheckedFile, parse_with};
 use crate::{Problems, Secret};
 
-const DIALECT: FileProfile = FileProfile {
-    renamed_keys: &[],
-    variables: true,
-    secret_keys: &["key"],
-    empty: "",
-    too_large: "",
-};
+const DIALECT: FileProfile =
+    FileProfile { variables: true, secret_keys: &["key"], empty: "", too_large: "" };
 
 /// A file with values of all types.
 #[derive(Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq)]

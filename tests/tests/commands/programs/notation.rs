@@ -134,21 +134,3 @@ fn sizes_and_durations_have_units() {
         assert!(ran.stderr.contains(told), "{lines}: {ran:?}");
     }
 }
-
-#[test]
-fn old_names_with_their_units_are_read_for_one_release() {
-    let text = format!(
-        "{CONFIG}    queue: {{ max_wait_ms: 600000.0, ttft_goal_ms: \"${{GOAL}}\" }}\n\
-         limits: {{ body_max_bytes: 1048576 }}\n"
-    );
-    let ran = router(&text, &[("GOAL", "1500")]);
-    assert_eq!(ran.code, 0, "{ran:?}");
-    for told in [
-        "warning: f.yaml:9:14: `models[0].queue.max_wait_ms` is now called `max_wait`\n  \
-         hint: write `max_wait` with a unit, such as `10ms`; a later version will refuse `max_wait_ms`",
-        "`models[0].queue.ttft_goal_ms` is now called `ttft_goal`",
-        "`limits.body_max_bytes` is now called `body_size_max`",
-    ] {
-        assert!(ran.stdout.contains(told), "{told}: {ran:?}");
-    }
-}

@@ -22,26 +22,6 @@ async fn an_unchanged_file_changes_nothing() {
 }
 
 #[tokio::test]
-async fn an_old_name_of_a_key_is_taken_as_the_new_one_with_a_warning() {
-    let cluster = Cluster::start(Spec::aggregated(1)).await;
-    let yaml = |key: &str| {
-        let line = format!("    {key}: {{ requests: 9 }}\n    workers:\n");
-        but(&cluster.yaml, "    workers:\n", &line)
-    };
-    let old = yaml("busy");
-    let report = taken(&cluster, &old).await;
-    let change = json!({"path": "models[sim].saturation.requests", "old": Value::Null, "new": 9});
-    assert_eq!(report["changes"], json!([change]));
-    let is_one =
-        |warning: &&Value| warning["message"] == "`models[0].busy` is now called `saturation`";
-    let warning = report["warnings"].as_array().unwrap().iter().find(is_one).unwrap();
-    let line = 1 + old.lines().position(|line| line.contains("busy:")).unwrap();
-    assert_eq!((&warning["line"], &warning["column"]), (&json!(line), &json!(5)));
-    let report = taken(&cluster, &yaml("saturation")).await;
-    assert_eq!((&report["result"], &report["warnings"]), (&json!("unchanged"), &json!([])));
-}
-
-#[tokio::test]
 async fn a_changed_policy_keeps_index_and_workers() {
     let cluster = Cluster::start(Spec::aggregated(2)).await;
     for turn in 0..4 {
