@@ -43,16 +43,6 @@ pub(super) fn unknown_tests(document: &str, known: &BTreeSet<&str>) -> Vec<Strin
     unknown.map(str::to_owned).collect()
 }
 
-/// The rows of `renamed-tests.tsv` whose file does not have the test.
-pub(super) fn stale_names(table: &str, sources: &Texts) -> Vec<String> {
-    let stale = table.lines().skip(1).filter(|row| {
-        let mut cells = row.split('\t').skip(1);
-        let (name, file) = (cells.next().unwrap_or_default(), cells.next().unwrap_or_default());
-        !sources.get(file).is_some_and(|text| functions(text).any(|function| function == name))
-    });
-    stale.map(str::to_owned).collect()
-}
-
 /// A row of a table of cases: its number, and what it names as proof.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Case {
@@ -254,12 +244,5 @@ mod tests {
         let source = "#[test]\nfn a() {}\n#[tokio::test(flavor = \"x\")]\n#[allow(y)]\n\
                       /// Says.\n    async fn b() {}\nfn c() {}\n#[allow(x)]\nfn d() {}\n";
         assert_eq!(tests(source), BTreeSet::from(["a", "b"]));
-    }
-
-    #[test]
-    fn a_renamed_test_that_is_not_in_its_file_is_found() {
-        let sources = texts(&[("a.rs", "async fn good() {}\n"), ("b.rs", "fn moved() {}\n")]);
-        let table = "former name\tname\tfile\nx\tgood\ta.rs\ny\tmoved\ta.rs\nz\tgoo\ta.rs\n";
-        assert_eq!(stale_names(table, &sources), ["y\tmoved\ta.rs", "z\tgoo\ta.rs"]);
     }
 }

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use super::documents::{Texts, broken_links, cases, functions, stale_names, tests, unknown_tests};
+use super::documents::{Texts, broken_links, cases, functions, tests, unknown_tests};
 use super::imports::imports;
 use super::reach::unreached;
 use super::rules::{
@@ -179,8 +179,6 @@ fn tests_that_documents_name_exist() {
     let known: BTreeSet<&str> = sources.values().flat_map(|text| functions(text)).collect();
     let unknown = unknown_tests(&read("docs/security.md"), &known);
     assert!(unknown.is_empty(), "docs/security.md names tests that do not exist: {unknown:#?}");
-    let stale = stale_names(&read("tests/renamed-tests.tsv"), &sources);
-    assert!(stale.is_empty(), "rows of tests/renamed-tests.tsv without a test: {stale:#?}");
 }
 
 #[test]
