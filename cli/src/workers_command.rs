@@ -221,7 +221,6 @@ mod tests {
         assert_eq!(of(&worker), "warming, prewarming");
         assert_eq!(of(&worker.replace("true", "false")), "warming");
         assert_eq!(of(r#"{"state": "warming", "prewarm": null}"#), "warming");
-        assert_eq!(of(r#"{"state": "warming"}"#), "warming", "an older router");
     }
 
     #[test]

@@ -2,7 +2,6 @@
 
 import argparse
 import hashlib
-import os
 import shutil
 import subprocess
 import tempfile
@@ -30,8 +29,6 @@ INCOMPLETE = 3
 def main() -> int:
     args = parse()
     names = list(dict.fromkeys(args.artefact)) or list(ARTEFACTS)
-    if args.previous:
-        upgrade(args.previous.resolve())
     programs = args.programs or [build(target, args.without_profile) for target in targets(args)]
     output = args.output.resolve()
     shutil.rmtree(output, ignore_errors=True)
@@ -48,8 +45,6 @@ def main() -> int:
             attempt("image for all processors", report, image_index.make, report.releases)
     sums.write_text(checksums(output))
     report.write(PUBLISHED)
-    if not args.previous:
-        print("Not tried beside the previous release: --previous names its programs.")
     return INCOMPLETE if report.missing else 0
 
 
@@ -112,13 +107,6 @@ def parse() -> argparse.Namespace:
         default=ROOT / "target/package",
         help="is emptied first (default: target/package)",
     )
-    parser.add_argument(
-        "--previous",
-        type=Path,
-        metavar="FOLDER",
-        help="has `splitrail` and `splitrail-shim` of the previous release: first runs the tests of "
-        "docs/guides/upgrade.md, which have them work with this tree's",
-    )
     parser.add_argument("--no-verify", action="store_true", help="starts nothing and checks nothing")
     args = parser.parse_args()
     if args.programs and (args.target or args.host or args.without_profile):
@@ -131,16 +119,6 @@ def parse() -> argparse.Namespace:
     if args.output.exists() and any(args.output.iterdir()) and not (args.output / "SHA256SUMS").exists():
         parser.error(f"{args.output} has files that are not of an earlier run: name another folder")
     return args
-
-
-def upgrade(previous: Path) -> None:
-    """Has this tree's programs and those of the previous release work together."""
-    print("--- the previous release beside this one", flush=True)
-    environment = {**os.environ, "SPLITRAIL_PREVIOUS_BIN_DIR": str(previous)}
-    programs = ["--package", "splitrail", "--package", "splitrail-shim"]
-    tests = ["--package", "splitrail-tests", "--test", "packaging", "previous_release"]
-    for command in (["build", "--locked", *programs], ["test", "--locked", *tests]):
-        subprocess.run(["cargo", *command], check=True, cwd=ROOT, env=environment)
 
 
 def targets(args: argparse.Namespace) -> list[str | None]:

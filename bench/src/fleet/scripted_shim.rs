@@ -149,12 +149,12 @@ pub(super) fn hello(worker: u64, engine: SocketAddr, blocks: usize) -> v1::Hello
         protocol: 1,
         instance_id: format!("{id}-instance"),
         mirror_id: format!("{id}-mirror"),
+        instance_secret: format!("the secret of {id}").into_bytes(),
         worker_id: id,
         role: v1::WorkerRole::Both.into(),
         url: format!("http://{engine}"),
         model: "sim".to_owned(),
         capabilities: Some(capabilities),
-        instance_secret: Vec::new(),
     }
 }
 

@@ -28,8 +28,7 @@ pub(crate) async fn snapshot(replica: Replica) -> Result<ReplicaState, AskError>
     let metrics = MetricsText::read(&text?);
     let workers: Vec<WorkerSnapshot> = members(replica.member(&workers?, "workers")?);
     let models = models?;
-    // Routers of earlier releases do not say it.
-    let shed = models.get("shed_last_minute").map(members).unwrap_or_default();
+    let shed = members(replica.member(&models, "shed_last_minute")?);
     let mut models: Vec<ModelSnapshot> = members(replica.member(&models, "models")?);
     for model in &mut models {
         let labels = [("model", &*model.name)];

@@ -91,8 +91,7 @@ pub(crate) struct WorkerSnapshot {
     pub(crate) engine_waiting: Option<u64>,
     /// The share of the engine's KV blocks that is in use.
     pub(crate) engine_kv_used_ratio: Option<f64>,
-    /// How the worker's KV events reach the router; `None` if the worker has no source of them, or the
-    /// router is older than this member.
+    /// How the worker's KV events reach the router; `None` if the worker has no source of them.
     pub(crate) events_origin: Option<String>,
     /// Whether the worker has KV events and they do not arrive.
     pub(crate) events_cut_off: bool,

@@ -40,7 +40,7 @@ pub(super) struct CheckedHello {
     /// The worker in the form of the configuration.
     pub(super) config: WorkerConfig,
     pub(super) authority: Authority,
-    /// Proves that two streams are of the same process; empty if the shim sent none.
+    /// Proves that two streams are of the same process.
     pub(super) secret: Vec<u8>,
     pub(super) mirror_id: String,
     pub(super) capabilities: v1::Capabilities,
@@ -125,8 +125,8 @@ fn check_hello(hello: v1::Hello, served: Option<Arc<ServedModel>>) -> Result<Che
     };
     let v1::Hello { worker_id, instance_id, url, mirror_id, capabilities, .. } = hello;
     let secret = hello.instance_secret;
-    if !secret.is_empty() && !SECRET_BYTES.contains(&secret.len()) {
-        return Err(invalid("instance_secret", "16 to 64 random bytes, or none"));
+    if !SECRET_BYTES.contains(&secret.len()) {
+        return Err(invalid("instance_secret", "16 to 64 random bytes"));
     }
     let in_ids = |c: char| c.is_ascii_alphanumeric() || "._:-".contains(c);
     if worker_id.is_empty() || worker_id.len() > ID_MAX || !worker_id.chars().all(in_ids) {

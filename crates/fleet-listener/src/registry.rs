@@ -41,7 +41,7 @@ struct Sessions {
 
 struct Reservation {
     number: u64,
-    /// The secret of the shim process with the newest stream; empty if the process has none.
+    /// The secret of the shim process with the newest stream.
     secret: Vec<u8>,
     authority: Authority,
     /// Whether a stream is open.
@@ -154,7 +154,7 @@ impl SessionRegistry {
 impl Reservation {
     /// Whether the caller proved that it is the process with the newest stream.
     fn is_of(&self, hello: &CheckedHello) -> bool {
-        !self.secret.is_empty() && is_same(&hello.secret, &self.secret)
+        is_same(&hello.secret, &self.secret)
     }
 }
 

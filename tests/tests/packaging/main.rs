@@ -1,4 +1,4 @@
-//! What is shipped, and whether it works: artefacts, chart, Compose files, systemd units, upgrades.
+//! What is shipped, and whether it works: artefacts, chart, Compose files, systemd units.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 #[cfg(feature = "packaging")]
@@ -7,7 +7,6 @@ mod chart;
 mod compose;
 #[cfg(feature = "packaging")]
 mod guides;
-mod previous_release;
 mod systemd;
 // The server that the suite of what operators are told starts, too.
 #[cfg(feature = "prometheus")]

@@ -10,8 +10,8 @@ use super::documents::{Texts, broken_links, cases, functions, tests, unknown_tes
 use super::imports::imports;
 use super::reach::unreached;
 use super::rules::{
-    CRATE_MAX_LINES, Dependencies, FILE_MAX_LINES, impure, long_functions, table, too_long,
-    wide_cycles, workers_without_model, wrong_dependencies,
+    CRATE_MAX_LINES, Dependencies, FILE_MAX_LINES, impure, table, too_long, wide_cycles,
+    workers_without_model, wrong_dependencies,
 };
 use super::sources::{Modules, code, module_of, shipped_lines};
 
@@ -228,19 +228,6 @@ fn crates_and_files_are_not_too_long() {
     let files =
         files.filter_map(|(file, text)| too_long(&file, text.lines().count(), FILE_MAX_LINES));
     assert_none(&crates.chain(files).collect::<Vec<_>>());
-}
-
-#[test]
-fn functions_are_not_too_long() {
-    let long = packages().into_iter().flat_map(|package| {
-        let files = rust_files(&package.folder.join("src")).into_iter();
-        let shipped = files.filter(|(file, _)| module_of(file).is_some());
-        let name = package.name;
-        shipped.flat_map(move |(file, text)| {
-            long_functions(&format!("`{name}`, {file}"), &code(&text))
-        })
-    });
-    assert_none(&long.collect::<Vec<_>>());
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::imports::{cycles, imports, named_paths};
-use super::sources::{Modules, functions};
+use super::sources::Modules;
 
 /// Files that may import each other in a cycle.
 pub(super) const CYCLE_MAX_FILES: usize = 5;
@@ -12,9 +12,6 @@ pub(super) const CYCLE_MAX_FILES: usize = 5;
 pub(super) const CRATE_MAX_LINES: usize = 12_000;
 /// Lines of a file of Rust.
 pub(super) const FILE_MAX_LINES: usize = 600;
-
-/// Lines of code of a function, without its signature, comments and empty lines.
-pub(super) const FUNCTION_MAX_LINES: usize = 70;
 
 /// The paths that a pure crate does not name: executors, clocks, randomness, input and output.
 const IMPURE_PATHS: [&str; 13] = [
@@ -138,18 +135,6 @@ pub(super) fn impure(crate_name: &str, modules: &Modules) -> Vec<String> {
         }
     }
     wrong
-}
-
-/// The functions of a file that ships have at most [`FUNCTION_MAX_LINES`] lines of code.
-pub(super) fn long_functions(file: &str, code: &str) -> Vec<String> {
-    let long = functions(code).into_iter().filter(|(_, lines)| *lines > FUNCTION_MAX_LINES);
-    long.map(|(name, lines)| {
-        format!(
-            "{file}: the function `{name}` has {lines} lines of code, {FUNCTION_MAX_LINES} are allowed: \
-             give its parts names of their own"
-        )
-    })
-    .collect()
 }
 
 /// Log lines of level `info` and above that name a worker also name its model: ids of workers are unique
@@ -295,26 +280,6 @@ mod planted {
         ] {
             assert_eq!(impure("index", &modules(&[("a", text)])), Vec::<String>::new(), "{text}");
         }
-    }
-
-    /// A function with this number of lines of code, with a comment and an empty line.
-    fn function(lines: usize) -> String {
-        let body = "        step();\n".repeat(lines - 1);
-        format!(
-            "impl A {{\n    pub(crate) async fn long<T>(\n        &self,\n    ) -> Result<T>\n    where\n        \
-             T: B,\n    {{\n        // Why.\n\n{body}        Ok(())\n    }}\n\n    fn short() {{}}\n}}\n\n\
-             trait B {{\n    fn declared();\n}}\n"
-        )
-    }
-
-    #[test]
-    fn a_function_with_a_line_of_code_too_many_is_found() {
-        assert_eq!(long_functions("a.rs", &function(70)), Vec::<String>::new());
-        let found = long_functions("a.rs", &function(71));
-        assert!(
-            found[0].starts_with("a.rs: the function `long` has 71 lines of code"),
-            "{found:?}"
-        );
     }
 
     #[test]

@@ -85,6 +85,7 @@ async fn invalid_or_unserved_attachments_are_refused() {
         (v1::Hello { worker_id: "a b".into(), ..good.clone() }, Code::InvalidArgument),
         (v1::Hello { worker_id: String::new(), ..good.clone() }, Code::InvalidArgument),
         (v1::Hello { instance_id: String::new(), ..good.clone() }, Code::InvalidArgument),
+        (v1::Hello { instance_secret: Vec::new(), ..good.clone() }, Code::InvalidArgument),
         (v1::Hello { instance_secret: vec![7; 15], ..good.clone() }, Code::InvalidArgument),
         (v1::Hello { instance_secret: vec![7; 65], ..good.clone() }, Code::InvalidArgument),
         (v1::Hello { role: 0, ..good.clone() }, Code::InvalidArgument),
