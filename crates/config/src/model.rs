@@ -339,10 +339,6 @@ pub struct Model {
     #[serde(default, with = "or_none")]
     #[schemars(with = "or_none::OrNone<CacheLossTrackingConfig>", transform = scalar::derived)]
     pub cache_loss_tracking: Option<CacheLossTrackingConfig>,
-    /// A shadow policy that is evaluated without effect. Metrics show how often it would have
-    /// chosen differently, and the predicted difference.
-    #[serde(default)]
-    pub shadow: Option<Shadow>,
     /// The cost model of the workers before costs have been learned.
     #[serde(default)]
     pub costs: CostsConfig,
@@ -408,10 +404,7 @@ impl Model {
     /// with a remote prefill.
     pub fn uses_costs(&self) -> bool {
         let compares = |flow| !matches!(flow, RequestFlow::Aggregated | RequestFlow::PrefillFirst);
-        self.policy.uses_costs()
-            || self.queue.is_some()
-            || self.shadow.is_some()
-            || self.flows().any(compares)
+        self.policy.uses_costs() || self.queue.is_some() || self.flows().any(compares)
     }
 
     /// The model's flow, and the further ones that requests may select.
@@ -495,14 +488,6 @@ impl Default for CacheLossTrackingConfig {
     fn default() -> Self {
         Self { window: Duration::from_secs(600), blocks_max: 4 << 20 }
     }
-}
-
-/// A policy that is evaluated without effect.
-#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
-#[serde(deny_unknown_fields)]
-pub struct Shadow {
-    /// The policy to evaluate.
-    pub policy: Policy,
 }
 
 /// Timeouts of the steps of a request.

@@ -213,10 +213,6 @@ fn every_documented_default_is_the_default() {
             text.push_str(source);
         }
         // What is there only if it is asked for has its defaults then.
-        if path.contains("[].shadow.") {
-            let shadow = "flow: aggregated\n    shadow: { policy: { kind: kv_overlap } }";
-            text = text.replace("flow: aggregated", shadow);
-        }
         if path.contains(".load_weights.") {
             text = text.replace("kind: kv_overlap }", "kind: kv_overlap, load_weights: {} }");
         }

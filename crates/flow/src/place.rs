@@ -21,8 +21,8 @@ use splitrail_workload::Booking;
 
 mod record;
 
+use record::record;
 pub(super) use record::{fetch_choice, note_vetoed};
-use record::{record, shadow};
 
 thread_local! {
     /// Buffers of the choice, kept per thread so that a choice allocates nothing.
@@ -301,7 +301,6 @@ fn settle(
         return Err(Error::new(ErrorKind::Internal, "a candidate is not in its roster"));
     };
     record(prompt, query, rules, pick);
-    shadow(prompt, query, rules, pick);
     if unit.unknown.is_none() || !unit.hashes.is_empty() {
         let fetched_blocks = choice.fetch().map_or(0, |fetch| fetch.blocks);
         let held_blocks = chosen.overlap_blocks.max(fetched_blocks);

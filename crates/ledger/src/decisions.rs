@@ -15,8 +15,8 @@ mod tests;
 
 pub use handle::DecisionHandle;
 pub use parts::{
-    CandidateFigures, CandidateRecord, DrawRecord, FetchChoice, FetchRecord, ShadowRecord,
-    VetoRecord, WeighedRecord,
+    CandidateFigures, CandidateRecord, DrawRecord, FetchChoice, FetchRecord, VetoRecord,
+    WeighedRecord,
 };
 pub use placement::Placement;
 pub use record::{Decision, DecisionStart};

@@ -144,11 +144,6 @@ metrics! {
     queue_depth: IntGaugeVec("queue_depth"; "model");
     /// `queue.max_waiting` of the model: the number of requests that may wait.
     queue_max_waiting: IntGaugeVec("queue_max_waiting"; "model");
-    /// Decisions of the shadow policy, by whether the policy made the same choice.
-    shadow_decisions: IntCounterVec("shadow_decisions_total"; "model", "leg" in PLACED_LEGS, "choice" in CHOICES);
-    /// Predicted seconds to the first token by which one policy was better than the other where
-    /// their choices differed, by the better one: live or shadow.
-    shadow_seconds: CounterVec("shadow_predicted_seconds_total"; "model", "leg" in PLACED_LEGS, "better" in BETTER);
     /// Moving average of the error of the router's estimate for the worker, in blocks, by
     /// direction: over (too high) or under (too low).
     worker_drift: GaugeVec("worker_cached_tokens_drift_blocks"; "model", "worker", "direction" in DIRECTIONS);

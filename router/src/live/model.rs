@@ -40,8 +40,6 @@ pub(super) struct ModelView {
     hit_ratio: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     cache_loss: Option<LossView>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    shadow: Option<ShadowView>,
     flows: Vec<Flow>,
     workers: Vec<WorkerView>,
 }
@@ -93,18 +91,6 @@ struct LossView {
     parity_blocks: u64,
 }
 
-/// What the shadow policy would have done, since the start of the router.
-#[derive(Debug, Serialize)]
-struct ShadowView {
-    policy: &'static str,
-    same_choices: u64,
-    other_choices: u64,
-    /// Predicted seconds to the first token that the shadow policy would have saved.
-    saved_s: Option<f64>,
-    /// Predicted seconds to the first token that the shadow policy would have added.
-    lost_s: Option<f64>,
-}
-
 impl ModelView {
     /// The view of a model, with its counts of the last seconds.
     pub(super) fn new(
@@ -136,7 +122,6 @@ impl ModelView {
             hand_off_ms: minute.and_then(|span| span.hand_off_ms()),
             hit_ratio: minute.and_then(|span| span.hit_ratio()),
             cache_loss: loss(served),
-            shadow: shadow(core, served),
             flows,
             workers,
         }
@@ -216,29 +201,5 @@ fn loss(served: &ServedModel) -> Option<LossView> {
         diverted_blocks: sum.diverted_blocks,
         stale_blocks: sum.stale_blocks,
         parity_blocks: sum.parity_blocks,
-    })
-}
-
-fn shadow(core: &Core, served: &ServedModel) -> Option<ShadowView> {
-    let policy = served.config.shadow.as_ref()?.policy.name();
-    let (mut same, mut other, mut saved, mut lost) = (0, 0, 0.0, 0.0);
-    for leg in ["prefill", "decode", "aggregated"] {
-        let choices = |choice| {
-            core.metrics.shadow_decisions.with_label_values(&[served.name(), leg, choice]).get()
-        };
-        let seconds = |better| {
-            core.metrics.shadow_seconds.with_label_values(&[served.name(), leg, better]).get()
-        };
-        same += choices("same");
-        other += choices("other");
-        saved += seconds("shadow");
-        lost += seconds("live");
-    }
-    Some(ShadowView {
-        policy,
-        same_choices: same,
-        other_choices: other,
-        saved_s: rounded(saved),
-        lost_s: rounded(lost),
     })
 }

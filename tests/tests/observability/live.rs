@@ -55,7 +55,6 @@ models:
     read_back: true
     queue: {{}}
     cache_loss_tracking: {{}}
-    shadow: {{ policy: {{ kind: least_loaded }} }}
     workers:
 {workers}"
     )

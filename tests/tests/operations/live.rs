@@ -28,8 +28,7 @@ fn worker<'s>(snapshot: &'s Value, id: &str) -> &'s Value {
 
 #[tokio::test]
 async fn a_snapshot_shows_workers_flows_rates_and_decisions() {
-    let model_keys =
-        "cache_loss_tracking: {}\nshadow: { policy: { kind: round_robin } }".to_owned();
+    let model_keys = "cache_loss_tracking: {}".to_owned();
     let cluster = Cluster::start(Spec { model: model_keys, ..Spec::default() }).await;
     let mut live = LiveStream::open(&cluster.admin, &[]).await;
     assert_eq!(live.status, 200);
@@ -68,7 +67,6 @@ async fn a_snapshot_shows_workers_flows_rates_and_decisions() {
     let legs = &served["prompt_tokens_per_s"];
     assert!(legs["prefill"]["computed"].as_f64().unwrap() > 0.0, "{legs}");
     assert!(served["cache_loss"]["best_blocks"].as_u64().unwrap() > 0, "{served}");
-    assert_eq!(served["shadow"]["policy"], "round_robin");
     assert!(served["flows"][0]["prefill_worker"].as_str().unwrap().starts_with('p'), "{served}");
     let decision = &seen["decisions"][0];
     assert_eq!((&decision["outcome"], &decision["flow"]), (&"ok".into(), &"prefill_first".into()));

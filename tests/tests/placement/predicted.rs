@@ -117,36 +117,6 @@ async fn nothing_is_learned_from_the_times_of_several_samples() {
 }
 
 #[tokio::test]
-async fn a_shadow_decides_beside_and_moves_nothing() {
-    let model = "shadow: { policy: { kind: kv_overlap } }\n".to_owned();
-    let spec = Spec { policy: "{ kind: round_robin }", model, ..Spec::default() };
-    let cluster = Cluster::start(spec).await;
-    let body = completion(&prompt(60, "e"));
-    let mut prefills = Vec::new();
-    for _ in 0..6 {
-        let reply = cluster.http.post(COMPLETIONS, &body).await;
-        prefills.push(reply.route("prefill").unwrap().to_owned());
-        cluster.settle().await;
-    }
-    let turns = prefills.windows(2).all(|pair| pair[0] != pair[1]);
-    assert!(turns, "round robin goes on: {prefills:?}");
-    let counted = async |choice| {
-        let labels = [("leg", "prefill"), ("choice", choice)];
-        cluster.metric("splitrail_shadow_decisions_total", &labels).await
-    };
-    let (same, other) = (counted("same").await, counted("other").await);
-    assert_eq!(same + other, 6.0);
-    let decisions = cluster.admin.get("/admin/decisions").await.json();
-    let newest = &decisions["decisions"][0]["shadow"];
-    let prefill = newest.as_array().unwrap().iter().find(|one| one["leg"] == "prefill").unwrap();
-    assert_eq!(prefill["policy"], "kv_overlap");
-    assert_eq!(prefill["agrees"], json!(prefill["worker"] == prefills[5].as_str()));
-    if prefill["agrees"] == false {
-        assert!(prefill["predicted_gain_ms"].is_f64());
-    }
-}
-
-#[tokio::test]
 async fn a_worker_that_has_enough_is_spared_while_others_have_not() {
     let spec = Spec {
         policy: "{ kind: kv_overlap }",

@@ -3,19 +3,16 @@
 use std::iter;
 use std::time::{Duration, Instant};
 
-use super::{LegRules, Moment, Pick, list_sources};
+use super::{LegRules, Moment, Pick};
 use crate::context::PromptContext;
 use splitrail_fleet::veto_by_health;
 use splitrail_fleet::{Roster, Worker, excluded};
 use splitrail_ledger::decisions::{
-    CandidateFigures, CandidateRecord, DecisionHandle, FetchChoice, Placement, ShadowRecord,
-    VetoRecord,
+    CandidateFigures, CandidateRecord, DecisionHandle, FetchChoice, Placement, VetoRecord,
 };
 use splitrail_ledger::timeline::{self, ScoredCandidate};
 use splitrail_ledger::veto::VetoReason;
-use splitrail_policy::{
-    Candidate, CandidateIndex, Choice, FetchPlan, Leg, Policy, Query, Veto, pick,
-};
+use splitrail_policy::{Candidate, CandidateIndex, Choice, FetchPlan, Leg, Query, Veto};
 
 /// Maximum number of candidates in a decision record besides the chosen one, the cheapest first.
 /// The bound keeps the records of a fleet of hundreds of workers small.
@@ -185,39 +182,4 @@ fn vetoed<'a>(
         Some((&**worker, health.unwrap_or(VetoReason::TooFewBlocks)))
     });
     named.chain(dropped)
-}
-
-/// Records what the shadow policy would have chosen, and the predicted gain or loss of that choice.
-pub(super) fn shadow(prompt: PromptContext<'_>, query: Query, rules: LegRules<'_>, live: Pick<'_>) {
-    let PromptContext { context, unit, decision, .. } = prompt;
-    let Pick { roster, candidates, choice } = live;
-    let config = &context.served.config;
-    let Some(policy) = config.shadow.as_ref().map(|shadow| &shadow.policy) else { return };
-    let mut sources = Vec::new();
-    list_sources(&context.served.pool, roster, unit, rules, Instant::now(), &mut sources);
-    let Some(other) = pick(policy, candidates, &sources, query) else { return };
-    let agrees = other.index == choice.index;
-    // Costs of different policies have different units, so the gain is computed as TTFT in
-    // milliseconds.
-    let gain_ms = match agrees {
-        true => 0.0,
-        false => pick(&Policy::predicted_ttft(), candidates, &sources, query)
-            .map_or(0.0, |told| told.costs[choice.index] - told.costs[other.index]),
-    };
-    let metrics = &context.metrics;
-    let (model, leg) = (config.name.as_str(), query.leg.name());
-    let said = if agrees { "same" } else { "other" };
-    metrics.shadow_decisions.with_label_values(&[model, leg, said]).inc();
-    if gain_ms != 0.0 {
-        let better = if gain_ms > 0.0 { "shadow" } else { "live" };
-        let seconds = metrics.shadow_seconds.with_label_values(&[model, leg, better]);
-        seconds.inc_by(gain_ms.abs() / 1e3);
-    }
-    decision.shadowed(ShadowRecord {
-        leg,
-        policy: policy.name(),
-        worker: live.worker_id(other.index).into(),
-        agrees,
-        predicted_gain_ms: gain_ms,
-    });
 }

@@ -177,22 +177,6 @@ pub struct DrawRecord {
     pub draw: u64,
 }
 
-/// What the shadow policy would have chosen.
-#[derive(Clone, Debug, Serialize)]
-pub struct ShadowRecord {
-    /// The part of the request that was placed.
-    pub leg: &'static str,
-    /// The shadow policy's name.
-    pub policy: &'static str,
-    /// The worker that the shadow policy would have chosen.
-    pub worker: Name,
-    /// Whether this is the worker that was chosen.
-    pub agrees: bool,
-    /// Predicted gain in time to the first token, in milliseconds; negative if the first token
-    /// would have come later.
-    pub predicted_gain_ms: f64,
-}
-
 /// The comparison of local and remote prefill. A way that does not exist has no figures.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct WeighedRecord {

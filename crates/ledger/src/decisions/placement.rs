@@ -1,9 +1,7 @@
 //! The events of planning a prompt's flow and of choosing workers for its legs.
 
 use super::handle::DecisionHandle;
-use super::parts::{
-    CandidateRecord, DrawRecord, FetchRecord, ShadowRecord, VetoRecord, WeighedRecord,
-};
+use super::parts::{CandidateRecord, DrawRecord, FetchRecord, VetoRecord, WeighedRecord};
 use super::record::Decision;
 use splitrail_api::name::Name;
 use splitrail_config::model::RequestFlow;
@@ -100,13 +98,6 @@ impl DecisionHandle {
         decision.vetoed.extend(workers);
     }
 
-    /// The shadow policy has chosen for a leg. Replaces its earlier choice for the same leg.
-    pub fn shadowed(&self, choice: ShadowRecord) {
-        let mut decision = self.lock();
-        decision.shadow.retain(|earlier| earlier.leg != choice.leg);
-        decision.shadow.push(choice);
-    }
-
     /// A peer fetch before the prefill leg has ended.
     pub fn fetch_ended(&self, fetch: FetchRecord) {
         self.lock().fetch = Some(fetch);
@@ -128,7 +119,6 @@ impl Decision {
         self.candidates.clear();
         self.vetoed.clear();
         self.draws.clear();
-        self.shadow.clear();
         self.fetch = None;
         self.outcome = None;
     }

@@ -2,9 +2,7 @@
 
 use serde::Serialize;
 
-use super::parts::{
-    CandidateRecord, DrawRecord, FetchRecord, ShadowRecord, VetoRecord, WeighedRecord,
-};
+use super::parts::{CandidateRecord, DrawRecord, FetchRecord, VetoRecord, WeighedRecord};
 use crate::entry::Entry;
 use crate::timeline::RequestTimes;
 use splitrail_api::name::Name;
@@ -74,9 +72,6 @@ pub struct Decision {
     pub(super) vetoed: Vec<VetoRecord>,
     /// The other inputs of the choices.
     pub(super) draws: Vec<DrawRecord>,
-    /// The choices of the shadow policy, where one is configured.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) shadow: Vec<ShadowRecord>,
     /// The last peer fetch before the prefill leg; left out if there was none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) fetch: Option<FetchRecord>,
@@ -152,7 +147,6 @@ impl From<DecisionStart> for Decision {
             candidates: Vec::new(),
             vetoed: Vec::new(),
             draws: Vec::new(),
-            shadow: Vec::new(),
             fetch: None,
             outcome: None,
             times: None,

@@ -57,16 +57,6 @@ fn placement(leg: Leg, worker: &str, overlap_blocks: u32) -> Placement {
     }
 }
 
-fn shadow(leg: Leg) -> ShadowRecord {
-    ShadowRecord {
-        leg: leg.name(),
-        policy: "predicted_ttft",
-        worker: "p0".into(),
-        agrees: false,
-        predicted_gain_ms: 3.5,
-    }
-}
-
 fn veto(leg: Leg) -> VetoRecord {
     let reason = VetoReason::SameWorker;
     VetoRecord { leg: leg.name(), worker: "p1".into(), reason, index_age_ms: Some(5) }
@@ -122,7 +112,6 @@ fn complete() -> DecisionHandle {
     let of = Leg::Prefill;
     let seen = [candidate(of, "p1", 3, true), candidate(of, "p0", 4, false)];
     decision.placed(placement(of, "p1", 3), seen.into_iter());
-    decision.shadowed(shadow(of));
     let (worker, outcome, took_ms) = ("p0".into(), "fetched", 3.5);
     decision.fetch_ended(FetchRecord { worker, choice: fetch(), outcome, took_ms });
     decision.attempt_begun();
@@ -163,7 +152,7 @@ fn a_flow_that_begins_discards_workers_candidates_and_outcome_of_the_former() {
         assert_eq!((decision.prefill_worker(), decision.decode_worker()), (None, None));
         assert_eq!((decision.local_reason(), decision.outcome), (None, None));
         assert!(decision.candidates().is_empty() && decision.vetoed.is_empty());
-        assert!(decision.draws.is_empty() && decision.shadow.is_empty());
+        assert!(decision.draws.is_empty());
         // The result of the decode-first attempt and the number of attempts are about the whole
         // prompt.
         assert_eq!((decision.decode_try(), decision.attempts()), (Some("rejected"), 2));
@@ -212,7 +201,6 @@ enum Event {
     AttemptBegun,
     Placed(Leg),
     Vetoed(Leg),
-    Shadowed(Leg),
     MadeLocal,
     NothingHandedOver,
     PrefillSent,
@@ -240,7 +228,6 @@ fn event() -> impl Strategy<Value = Event> {
         1 => Just(Event::AttemptBegun),
         4 => leg().prop_map(Event::Placed),
         1 => leg().prop_map(Event::Vetoed),
-        1 => leg().prop_map(Event::Shadowed),
         1 => Just(Event::MadeLocal),
         1 => Just(Event::NothingHandedOver),
         2 => Just(Event::PrefillSent),
@@ -337,7 +324,6 @@ impl Model {
 fn report_leg(event: Event, worker: &str, decision: &DecisionHandle) {
     match event {
         Event::Vetoed(leg) => decision.vetoed(leg, [veto(leg), veto(leg)].into_iter()),
-        Event::Shadowed(leg) => decision.shadowed(shadow(leg)),
         Event::PrefillSent => decision.prefill_sent(leg(LegKind::Prefill, worker, 1)),
         Event::PrefillReported(cached) => {
             decision.prefill_reported(Some(100), cached);
@@ -372,8 +358,6 @@ proptest! {
                 let chosen = decision.candidates().iter().filter(chosen).count();
                 let draws = decision.draws.iter().filter(|draw| draw.leg == leg).count();
                 prop_assert!(chosen <= 1 && chosen == draws, "one choice for each leg");
-                let shadows = decision.shadow.iter().filter(|choice| choice.leg == leg).count();
-                prop_assert!(shadows <= 1);
                 let vetoed = decision.vetoed.iter().filter(|veto| veto.leg == leg).count();
                 prop_assert!(vetoed <= 2);
             }

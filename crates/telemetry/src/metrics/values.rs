@@ -133,10 +133,6 @@ pub(crate) const DIRECTIONS: &[&str] = &["over", "under"];
 pub(crate) const LOSSES: &[&str] = &["cold", "evicted", "diverted", "stale", "parity"];
 /// The hits, the part of them that was fetched from other workers, and the best possible hits.
 pub(crate) const HITS: &[&str] = &["found", "fetched", "best"];
-/// Whether the shadow policy chose the same worker.
-pub(crate) const CHOICES: &[&str] = &["same", "other"];
-/// The better one of two policies.
-pub(crate) const BETTER: &[&str] = &["live", "shadow"];
 /// The results of the canary.
 pub(crate) const PARITY: &[&str] = &["pending", "ok", "unknown", "mismatch"];
 /// The causes of results of the canary.

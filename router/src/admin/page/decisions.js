@@ -159,12 +159,6 @@ function explained(decision, isOneOfMany) {
   if (decision.cache_hit_ratio !== null && decision.cache_hit_threshold !== null) {
     facts.push(fact("Held, of needed", `${percent(decision.cache_hit_ratio)} of ${percent(decision.cache_hit_threshold)}`));
   }
-  for (const choice of decision.shadow || []) {
-    const { predicted_gain_ms: gainMs } = choice;
-    const effect = `${ms(Math.abs(gainMs))} ${gainMs < 0 ? "later" : "sooner"}`;
-    const gain = choice.agrees ? "the same" : `${shown(choice.worker)}, ${effect}`;
-    facts.push(fact(`Shadow ${choice.policy}, ${choice.leg}`, gain));
-  }
   const legs = [...new Set(decision.candidates.map((candidate) => candidate.leg))];
   const vetoed = (decision.vetoed || []).map((veto) => {
     return el("li", { text: `${shown(veto.worker)}: ${words(veto.reason)} (${veto.leg})` });

@@ -1,8 +1,8 @@
-// Where cache hits were lost, and what the shadow policy would have done.
+// Where cache hits were lost.
 
-import { Parts, PartsOrText } from "./charts.js";
-import { el, setText } from "./dom.js";
-import { age, count, percent, words } from "./format.js";
+import { PartsOrText } from "./charts.js";
+import { setText } from "./dom.js";
+import { age, count, percent } from "./format.js";
 
 const LOSSES = [
   { key: "hit_blocks", label: "Found", name: "found", hint: "Blocks that the engines found in their caches" },
@@ -32,33 +32,5 @@ export class Hits {
     const found = percent(loss.hit_blocks / loss.best_blocks);
     setText(this.note, `${found} of what the prompts of the last ${age(loss.window_ms)} allowed`);
     this.parts.show(loss, loss.best_blocks, (part, whole) => `${percent(part / whole)} \u00b7 ${count(part)}`);
-  }
-}
-
-export class Shadow {
-  constructor(host, note) {
-    this.note = note;
-    this.parts = new Parts(host, [
-      { key: "same", label: "Same choice", name: "found", hint: "Choices in which both policies agree" },
-      { key: "other", label: "Another worker", name: "evicted", hint: "Choices in which they differ" },
-    ]);
-    this.text = el("p", { class: "verdict" });
-    host.append(this.text);
-  }
-
-  show(shadow) {
-    setText(this.note, `${words(shadow.policy)}, since the router's start`);
-    const choices = { same: shadow.same_choices, other: shadow.other_choices };
-    const all = choices.same + choices.other;
-    this.parts.show(choices, all, (part, whole) => {
-      return whole > 0 ? `${percent(part / whole)} \u00b7 ${count(part)}` : "0";
-    });
-    const seconds = (value) => `${(value || 0).toFixed(value < 10 ? 2 : 0)} s`;
-    setText(
-      this.text,
-      all === 0
-        ? "It has not been asked yet."
-        : `Where it chose differently, it was predicted to save ${seconds(shadow.saved_s)} of time to first token and to lose ${seconds(shadow.lost_s)}.`,
-    );
   }
 }

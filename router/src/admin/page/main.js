@@ -5,7 +5,7 @@ import { Cluster } from "./cluster.js";
 import { Decisions, Why } from "./decisions.js";
 import { el, setAttribute, setText, shown } from "./dom.js";
 import { age, count, ms, rate, time } from "./format.js";
-import { Hits, Shadow } from "./hits.js";
+import { Hits } from "./hits.js";
 import { Ring } from "./ring.js";
 import { Stages } from "./stages.js";
 import { credential, Stream } from "./stream.js";
@@ -62,7 +62,6 @@ const cluster = new Cluster(find("cluster"));
 const workers = new Workers(find("workers"));
 const hits = new Hits(find("hits"), find("hits-note"));
 const stages = new Stages(find("stages"), find("stages-note"));
-const shadow = new Shadow(find("shadow"), find("shadow-note"));
 const stream = new Stream({ path: "/admin/live", onSnapshot, onState });
 const why = new Why({ form: find("why-form"), input: find("why-id"), output: find("why"), getKey: () => stream.key });
 const decisions = new Decisions(find("decisions"), (id) => {
@@ -214,8 +213,6 @@ function drawBoard() {
   charts.decode.show(ring, now);
   hits.show(model.cache_loss);
   stages.show(model);
-  document.querySelector(".shadow-panel").hidden = model.shadow === undefined;
-  if (model.shadow) shadow.show(model.shadow);
   decisions.show(snapshot.models.length > 1);
 }
 

@@ -57,8 +57,7 @@ async fn pictures_show_what_the_manual_says_of_them() {
         prefill: 2,
         decode: 2,
         policy: "{ kind: predicted_ttft }",
-        model: "cache_loss_tracking: {}\nshadow: { policy: { kind: kv_overlap } }\nqueue: {}"
-            .into(),
+        model: "cache_loss_tracking: {}\nqueue: {}".into(),
         engine: |_, config: &mut SimConfig| {
             (config.prefill_us_per_token, config.decode_us_per_step) = (120, 12_000);
             config.transfer_us_per_block = 300;
