@@ -16,7 +16,7 @@ const WORKERS: u32 = 1_000;
 const GOAL_US: f64 = 20.0;
 
 /// The measured policies.
-const POLICIES: [&str; 3] = ["predicted_ttft", "kv_overlap", "power_of_two"];
+const POLICIES: [&str; 3] = ["predicted_ttft", "kv_overlap", "least_loaded"];
 
 pub(super) fn run(run: &mut Run) -> Result<(), Failure> {
     let candidates: Vec<Candidate> = (0..WORKERS).map(candidate).collect();
@@ -69,7 +69,6 @@ fn query(turn: u64) -> Query {
         leg: Leg::Prefill,
         prompt_tokens: 12_000,
         prompt_blocks: 24,
-        first_blocks: [0, turn],
         block_size: 512,
         turn,
         draw: mix(turn),

@@ -1,7 +1,6 @@
 //! Compares `predicted_ttft` with the best of the published policies at the same load.
 
-use splitrail_policy::PublishedPolicy;
-use splitrail_replay::{Entry, NamedPolicy, PolicyReport, Scenario};
+use splitrail_replay::{Entry, NamedPolicy, PolicyReport, PublishedPolicy, Scenario};
 
 use super::report::{Goal, Row, print_line};
 use super::{Failure, Run};

@@ -79,9 +79,9 @@ pub struct Config {
     /// needs a random number that clients do not know, and a `record` should have one.
     #[serde(default)]
     pub hash_seed: u64,
-    /// Seed of the random numbers that break ties and that the policy `random` and `temperature`
-    /// use. With a seed, the same requests in the same order get the same numbers, for example in
-    /// tests. Defaults to the system's entropy.
+    /// Seed of the random numbers that break ties and that `temperature` uses. With a seed, the same
+    /// requests in the same order get the same numbers, for example in tests. Defaults to the
+    /// system's entropy.
     #[serde(default)]
     pub rng_seed: Option<u64>,
     /// Limits of what clients may request and of what the router holds.

@@ -82,7 +82,7 @@ fn replay_needs_events() {
     let events = "        kv_events: tcp://10.0.0.1:5557\n";
     let text = valid_but(events, "").replace(
         "kind: kv_overlap, overlap_weight: 2, load_weight: 0.5, temperature: 0.1",
-        "kind: random",
+        "kind: round_robin",
     );
     let (line, column, told) = only_problem(&text);
     assert_eq!((line, column), (29, 20));

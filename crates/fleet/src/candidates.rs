@@ -172,7 +172,6 @@ impl<'a> CandidateBuilder<'a> {
             speculative_blocks: 0,
             // Without events the router does not learn when the prompt has been computed.
             underway_blocks: if current { sent.saturating_sub(overlap.blocks) } else { 0 },
-            recent_blocks: sent.max(computed),
             waiting: costs.waiting,
             wait_ns: costs.wait_ns,
             busy_share: costs.busy_share,

@@ -363,7 +363,6 @@ pub(super) fn query(pool: &Pool, unit: &Unit, leg: Leg, turn: u64, draw: u64) ->
         leg,
         prompt_tokens: unit.weight_tokens,
         prompt_blocks: unit.hashes.len() as u32,
-        first_blocks: [0, 1].map(|i| unit.hashes.get(i).map_or(0, |hash| hash.0)),
         block_size: pool.block_size(),
         turn,
         draw,

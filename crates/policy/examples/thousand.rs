@@ -32,7 +32,6 @@ fn main() {
             temperature: 0.0,
             load_weights: Some(LoadWeights::DEFAULT),
         },
-        Policy::PowerOfTwo {},
         Policy::LeastLoaded {},
     ];
     for policy in policies {
@@ -45,7 +44,6 @@ fn main() {
                 leg: Leg::Prefill,
                 prompt_tokens: 20_000,
                 prompt_blocks: 40,
-                first_blocks: [1, 2],
                 block_size: 512,
                 turn,
                 draw: mix(turn),

@@ -44,9 +44,6 @@ pub struct Candidate {
     /// The part of these blocks that was sent very recently and is not confirmed: another prompt
     /// computes them, so they are in the worker's queue.
     pub underway_blocks: u32,
-    /// Leading blocks according to an index that only remembers which prompts were routed to the
-    /// worker lately. Only published policies use it.
-    pub recent_blocks: u32,
     /// Requests among `requests` that the worker has not begun.
     pub waiting: u32,
     /// The predicted time until the worker could begin one more request: the rest of the present
@@ -94,7 +91,6 @@ impl Default for Candidate {
             overlap_discount: 0.0,
             speculative_blocks: 0,
             underway_blocks: 0,
-            recent_blocks: 0,
             waiting: 0,
             wait_ns: 0,
             busy_share: 0.0,
@@ -155,9 +151,6 @@ pub struct Query {
     pub prompt_tokens: u64,
     /// Full blocks of the prompt; 0 if its tokens are not known.
     pub prompt_blocks: u32,
-    /// The hashes of the first two blocks, as far as they exist; `prompt_blocks` says how many
-    /// there are.
-    pub first_blocks: [u64; 2],
     /// Tokens per block.
     pub block_size: u32,
     /// The number of earlier choices, for `round_robin`.

@@ -103,15 +103,10 @@ impl Choice {
         let (eligible, costs) = (&self.eligible, &self.costs);
         self.index = match policy {
             Policy::RoundRobin {} => eligible[(query.turn % eligible.len() as u64) as usize],
-            Policy::Random {} => eligible[(query.draw % eligible.len() as u64) as usize],
             Policy::KvOverlap { temperature, .. } | Policy::PredictedTtft { temperature, .. }
                 if *temperature > 0.0 =>
             {
                 softmax(eligible, costs, *temperature, query.draw)
-            }
-            Policy::PowerOfTwo {} => {
-                let two = two_of(eligible, query.draw);
-                cheapest(&two, candidates, costs, query.draw)
             }
             _ => cheapest(eligible, candidates, costs, query.draw),
         };
@@ -192,12 +187,6 @@ impl Choice {
         self.terms.clear();
         self.fetches.clear();
         self.extra_work_price = 0.0;
-        // Published policies define only the placement of prefills.
-        if let Some(published) = policy.published().filter(|_| query.leg != Leg::Decode) {
-            let chosen = published.choose(candidates, *query);
-            self.costs.extend(chosen.into_iter().flat_map(|chosen| chosen.costs));
-            return;
-        }
         let Policy::PredictedTtft { extra_work_weight, .. } = policy else {
             self.costs.extend(candidates.iter().map(|c| cost(policy, c, query)));
             return;
@@ -242,16 +231,6 @@ impl Choice {
     }
 }
 
-/// Two different candidates, if there are two.
-fn two_of(eligible: &[CandidateIndex], draw: u64) -> Vec<CandidateIndex> {
-    let count = eligible.len() as u64;
-    let first = draw % count;
-    let other = (first + 1 + mix(draw) % (count - 1).max(1)) % count;
-    let mut two = vec![eligible[first as usize], eligible[other as usize]];
-    two.dedup();
-    two
-}
-
 /// Excludes candidates whose share is less than the largest share, with a probability that
 /// corresponds to the difference. Candidates that hold some of the prompt are not excluded.
 fn spare_the_slow(
@@ -283,7 +262,7 @@ pub fn holders(candidates: &mut Vec<Candidate>, blocks: u32) {
         .retain(|candidate| (candidate.up || !any_up) && candidate.believed_blocks() >= least);
 }
 
-/// A candidate's cost in blocks (`kv_overlap`) or tokens (`least_loaded`, `power_of_two`).
+/// A candidate's cost in blocks (`kv_overlap`) or tokens (`least_loaded`).
 fn cost(policy: &Policy, candidate: &Candidate, query: &Query) -> f64 {
     let queued_tokens = |prefill_tokens: u64| match query.leg {
         Leg::Prefill => prefill_tokens,
@@ -301,12 +280,8 @@ fn cost(policy: &Policy, candidate: &Candidate, query: &Query) -> f64 {
             overlap_weight * (f64::from(missing) + loaded)
                 + load_weight * queued_tokens / f64::from(query.block_size.max(1))
         }
-        Policy::LeastLoaded {}
-        | Policy::PowerOfTwo {}
-        | Policy::Dynamo {}
-        | Policy::Mooncake {}
-        | Policy::Llmd {} => queued_tokens(candidate.prefill_tokens),
-        Policy::RoundRobin {} | Policy::Random {} | Policy::PredictedTtft { .. } => 0.0,
+        Policy::LeastLoaded {} => queued_tokens(candidate.prefill_tokens),
+        Policy::RoundRobin {} | Policy::PredictedTtft { .. } => 0.0,
     }
 }
 

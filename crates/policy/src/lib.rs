@@ -17,7 +17,6 @@ mod read_back;
 
 pub mod learn;
 pub mod loss;
-pub mod published;
 pub mod queue;
 pub mod threshold;
 
@@ -30,6 +29,5 @@ pub use kv_format::KvFormat;
 pub use load::{LoadWeights, loads};
 pub use policy::Policy;
 pub use predicted::{CostTerms, extra_work_price};
-pub use published::PublishedPolicy;
 pub use read_back::{AvailablePrefix, ReadPlan, read_plan};
 pub use splitrail_kv::{SplitMix64, mix};

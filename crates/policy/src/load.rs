@@ -168,7 +168,6 @@ mod tests {
             leg: Leg::Prefill,
             prompt_tokens: 16_000,
             prompt_blocks: 32,
-            first_blocks: [0; 2],
             block_size: 500,
             turn: 0,
             draw: 0,

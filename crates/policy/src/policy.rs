@@ -4,7 +4,6 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::load::LoadWeights;
-use crate::published::PublishedPolicy;
 
 /// The rule that chooses a worker among the candidates.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
@@ -48,21 +47,10 @@ pub enum Policy {
         #[schemars(range(min = 0.0, max = 1e6))]
         temperature: f64,
     },
-    /// The better of two candidates that are drawn at random: the one with fewer tokens in work.
-    PowerOfTwo {},
     /// The candidate with the fewest tokens in work.
     LeastLoaded {},
     /// The candidates in turn.
     RoundRobin {},
-    /// A candidate drawn at random, all with the same probability.
-    Random {},
-    /// For comparison: the fewest blocks to compute, of this prompt and of queued prompts.
-    Dynamo {},
-    /// For comparison: the earliest predicted end of the prefill.
-    Mooncake {},
-    /// For comparison: a score of twice the share of the prompt that the worker holds, plus the
-    /// shortness of its queue.
-    Llmd {},
 }
 
 impl Policy {
@@ -71,11 +59,8 @@ impl Policy {
         match self {
             Self::KvOverlap { .. } => "blocks",
             Self::PredictedTtft { .. } => "ms",
-            Self::LeastLoaded {} | Self::PowerOfTwo {} => "tokens",
-            Self::RoundRobin {} | Self::Random {} => "none",
-            Self::Dynamo {} => "blocks",
-            Self::Mooncake {} => "ns",
-            Self::Llmd {} => "points",
+            Self::LeastLoaded {} => "tokens",
+            Self::RoundRobin {} => "none",
         }
     }
 
@@ -84,33 +69,17 @@ impl Policy {
         match self {
             Self::KvOverlap { .. } => "kv_overlap",
             Self::PredictedTtft { .. } => "predicted_ttft",
-            Self::PowerOfTwo {} => "power_of_two",
             Self::LeastLoaded {} => "least_loaded",
             Self::RoundRobin {} => "round_robin",
-            Self::Random {} => "random",
-            Self::Dynamo {} => "dynamo",
-            Self::Mooncake {} => "mooncake",
-            Self::Llmd {} => "llmd",
         }
     }
 
     /// Whether the policy needs the cost model or the times for which workers are busy.
     pub fn uses_costs(&self) -> bool {
         match self {
-            Self::PredictedTtft { .. } | Self::Mooncake {} | Self::Llmd {} => true,
+            Self::PredictedTtft { .. } => true,
             Self::KvOverlap { load_weights, .. } => load_weights.is_none(),
-            Self::PowerOfTwo {} | Self::LeastLoaded {} => false,
-            Self::RoundRobin {} | Self::Random {} | Self::Dynamo {} => false,
-        }
-    }
-
-    /// The published policy with which this policy is identical, if there is one.
-    pub fn published(&self) -> Option<PublishedPolicy> {
-        match self {
-            Self::Dynamo {} => Some(PublishedPolicy::Dynamo),
-            Self::Mooncake {} => Some(PublishedPolicy::Mooncake),
-            Self::Llmd {} => Some(PublishedPolicy::Llmd),
-            _ => None,
+            Self::LeastLoaded {} | Self::RoundRobin {} => false,
         }
     }
 

@@ -204,15 +204,7 @@ mod tests {
     use super::*;
 
     fn query(leg: Leg) -> Query {
-        Query {
-            leg,
-            prompt_tokens: 12_000,
-            prompt_blocks: 23,
-            first_blocks: [0; 2],
-            block_size: 512,
-            turn: 0,
-            draw: 0,
-        }
+        Query { leg, prompt_tokens: 12_000, prompt_blocks: 23, block_size: 512, turn: 0, draw: 0 }
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! Adapts a policy to the cluster's router interface.
 
-use splitrail_policy::published::{PublishedPolicy, VisibleBlocks};
 use splitrail_policy::{
     Candidate, CandidateIndex, Coefficients, FetchPlan, Policy, Source, SplitMix64, pick,
 };
@@ -9,6 +8,7 @@ use splitrail_sim::cluster::{Cluster, Decision, Placement, Router};
 use crate::auto::PrefillView;
 use crate::feed::Feed;
 use crate::fetches::FetchBounds;
+use crate::published::{PublishedPolicy, VisibleBlocks};
 
 /// A policy that places requests.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,19 +20,11 @@ pub enum Chooser {
 }
 
 impl Chooser {
-    /// What bookings are made from.
+    /// The blocks that count as present.
     fn sight(&self) -> VisibleBlocks {
         match self {
             Self::Published(policy) => policy.visible_blocks(),
             Self::Configured(_) => VisibleBlocks::Pending,
-        }
-    }
-
-    /// What must be known of candidates.
-    fn sees(&self) -> Vec<VisibleBlocks> {
-        match self {
-            Self::Published(policy) => vec![policy.visible_blocks()],
-            Self::Configured(_) => vec![VisibleBlocks::Pending, VisibleBlocks::Recent],
         }
     }
 }
@@ -103,9 +95,12 @@ impl PolicyRouter {
         let query = Feed::query(cluster, request, self.turn, draws.next_u64());
         match &self.chooser {
             Chooser::Published(policy) => {
-                let Some(chosen) = policy.choose(&self.candidates, query) else {
-                    return ChosenWorker::default();
-                };
+                let candidates = self.feed.as_ref();
+                let candidates =
+                    candidates.map(|feed| feed.published(cluster, request, &self.candidates));
+                let blocks = cluster.workload().blocks(request);
+                let chosen = policy.choose(&candidates.unwrap_or_default(), query, blocks);
+                let Some(chosen) = chosen else { return ChosenWorker::default() };
                 if chosen.tied > 1 {
                     self.draws = draws;
                 }
@@ -124,12 +119,12 @@ impl PolicyRouter {
     }
 
     fn feed(&mut self, cluster: &Cluster<'_>) -> &mut Feed {
-        let (sight, sees) = (self.chooser.sight(), self.chooser.sees());
+        let sight = self.chooser.sight();
         let is_configured = matches!(self.chooser, Chooser::Configured(_));
         let fetches = self.fetches.filter(|_| is_configured);
         let assumed_coefficients = &self.assumed_coefficients;
         self.feed.get_or_insert_with(|| {
-            Feed::new(cluster, sight, &sees, assumed_coefficients).fetching(fetches)
+            Feed::new(cluster, sight, assumed_coefficients).fetching(fetches)
         })
     }
 }

@@ -1,13 +1,13 @@
 //! The candidates of a decision, as a router would see them in the simulated cluster.
 
 use splitrail_policy::learn::BusyShare;
-use splitrail_policy::published::VisibleBlocks;
 use splitrail_policy::{
     Candidate, Coefficients, FetchPlan, KvFormat, Leg, Query, Source, WorkerIndex,
 };
 use splitrail_sim::cluster::{Cluster, Peer, Placement};
 
 use crate::fetches::{FetchBounds, Fetches, number, peers, sender};
+use crate::published::{PublishedCandidate, VisibleBlocks};
 
 /// How long a placement is remembered.
 const RECENT_NS: u64 = 120_000_000_000;
@@ -15,7 +15,7 @@ const RECENT_NS: u64 = 120_000_000_000;
 /// A router's own bookings, from its placements and the ends that it observes.
 #[derive(Debug)]
 pub struct Feed {
-    /// What bookings are made from.
+    /// The blocks that count as present for the policy, from which bookings are made.
     sight: VisibleBlocks,
     /// The fetches of prefixes between workers.
     fetches: Fetches,
@@ -35,18 +35,16 @@ pub struct Feed {
 }
 
 impl Feed {
-    /// `sight` says which blocks count as present for bookings, and `sees` what candidates must
-    /// contain.
+    /// `sight` says which blocks count as present for the policy and for bookings.
     pub fn new(
         cluster: &Cluster<'_>,
         sight: VisibleBlocks,
-        sees: &[VisibleBlocks],
         assumed_coefficients: &[Coefficients],
     ) -> Self {
         let workers = cluster.prefill_workers();
         let blocks = cluster.workload().distinct_blocks() as usize;
         let requests = cluster.workload().requests().len();
-        let of = |which| if sees.contains(&which) { workers } else { 0 };
+        let of = |which| if sight == which { workers } else { 0 };
         let known = |worker| {
             assumed_coefficients
                 .get(worker)
@@ -142,7 +140,6 @@ impl Feed {
                 overlap_blocks,
                 speculative_blocks,
                 underway_blocks: speculative_blocks - overlap_blocks,
-                recent_blocks: self.recent_blocks(cluster, worker, request),
                 waiting: cluster.waiting_requests(worker) as u32,
                 busy_share: self.busy[worker].at(cluster.now_ns()),
                 wait_ns: cluster.running_left_ns(worker) + self.waiting_ns[worker],
@@ -154,15 +151,36 @@ impl Feed {
         }));
     }
 
+    /// The candidates for a request as published policies see them.
+    pub fn published(
+        &self,
+        cluster: &Cluster<'_>,
+        request: usize,
+        candidates: &[Candidate],
+    ) -> Vec<PublishedCandidate> {
+        let published = |candidate: &Candidate| PublishedCandidate {
+            candidate: *candidate,
+            visible_blocks: self.visible_blocks(cluster, request, candidate),
+        };
+        candidates.iter().map(published).collect()
+    }
+
+    /// The number of leading blocks of a request that count as present on a candidate.
+    fn visible_blocks(&self, cluster: &Cluster<'_>, request: usize, candidate: &Candidate) -> u32 {
+        match self.sight {
+            VisibleBlocks::Present => candidate.overlap_blocks,
+            VisibleBlocks::Recent => self.recent_blocks(cluster, candidate.worker.place(), request),
+            VisibleBlocks::Pending => candidate.speculative_blocks.max(candidate.overlap_blocks),
+        }
+    }
+
     /// The query for a request.
     pub fn query(cluster: &Cluster<'_>, request: usize, turn: u64, draw: u64) -> Query {
         let workload = cluster.workload();
-        let blocks = workload.blocks(request);
         Query {
             leg: Leg::Prefill,
             prompt_tokens: workload.requests()[request].input_tokens.into(),
-            prompt_blocks: blocks.len() as u32,
-            first_blocks: [0, 1].map(|i| blocks.get(i).map_or(0, |block| u64::from(*block))),
+            prompt_blocks: workload.blocks(request).len() as u32,
             block_size: workload.block_tokens(),
             turn,
             draw,
@@ -181,7 +199,7 @@ impl Feed {
         let workload = cluster.workload();
         let worker = candidate.worker.place();
         let input = u64::from(workload.requests()[request].input_tokens);
-        let seen = self.sight.blocks(candidate);
+        let seen = self.visible_blocks(cluster, request, candidate);
         let tokens = input.saturating_sub(u64::from(workload.block_tokens()) * u64::from(seen));
         let cached = workload.cached_tokens(request, seen.max(fetch_blocks));
         let prefill_ns = candidate.coefficients.prefill_ns(input, cached.into());

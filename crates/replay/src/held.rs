@@ -4,7 +4,6 @@
 use std::collections::VecDeque;
 
 use splitrail_policy::learn::Learner;
-use splitrail_policy::published::VisibleBlocks;
 use splitrail_policy::queue::{Item, Queue, QueueConfig, View, shortest_prefill_ms};
 use splitrail_policy::{Candidate, Coefficients, FetchPlan, Policy, Source, mix};
 use splitrail_sim::cluster::{Cluster, Decision, Peer, Router};
@@ -13,6 +12,7 @@ use crate::auto::PrefillView;
 use crate::driver::local_worker;
 use crate::feed::Feed;
 use crate::fetches::FetchBounds;
+use crate::published::VisibleBlocks;
 
 /// Holds requests, and places them by a policy.
 #[derive(Debug)]
@@ -131,13 +131,8 @@ impl ClusterView {
             KnownWorker { learner, running: Vec::new() }
         };
         Self {
-            feed: Feed::new(
-                cluster,
-                VisibleBlocks::Pending,
-                &[VisibleBlocks::Pending],
-                assumed_coefficients,
-            )
-            .fetching(fetches),
+            feed: Feed::new(cluster, VisibleBlocks::Pending, assumed_coefficients)
+                .fetching(fetches),
             workers: (0..cluster.prefill_workers()).map(known).collect(),
             began_ns: vec![0; cluster.workload().requests().len()],
         }

@@ -1,7 +1,9 @@
 //! The policies that a replay can be given by name.
 
-use splitrail_policy::{Policy, PublishedPolicy};
+use splitrail_policy::Policy;
 use splitrail_sim::cluster::Pool;
+
+use crate::published::PublishedPolicy;
 
 /// A policy and its name in reports.
 #[derive(Clone, Debug, PartialEq)]
@@ -117,8 +119,8 @@ mod tests {
         assert_eq!(configured.name, "kv_overlap");
         assert!(matches!(configured.kind, ReplayPolicy::Configured(Policy::KvOverlap { .. })));
         assert_eq!(
-            NamedPolicy::parse("{\"kind\": \"random\"}"),
-            Some(NamedPolicy::of(Policy::Random {}, false))
+            NamedPolicy::parse("{\"kind\": \"round_robin\"}"),
+            Some(NamedPolicy::of(Policy::RoundRobin {}, false))
         );
         assert_eq!((NamedPolicy::parse("best"), NamedPolicy::parse("{\"kind\": 1}")), (None, None));
     }

@@ -1,8 +1,8 @@
 //! One run: a trace, a cluster and a policy.
 
+use splitrail_policy::Coefficients;
 use splitrail_policy::queue::QueueConfig;
 use splitrail_policy::threshold::ThresholdConfig;
-use splitrail_policy::{Coefficients, PublishedPolicy};
 use splitrail_sim::cluster::{
     self, Cluster, ClusterConfig, CostModel, Decision, Pool, Router, SimulationResult, Workload,
 };
@@ -13,6 +13,7 @@ use crate::fetches::FetchBounds;
 use crate::held::HeldRouter;
 use crate::named::{NamedPolicy, ReplayPolicy};
 use crate::oracle::OracleRouter;
+use crate::published::PublishedPolicy;
 
 /// How a trace is served, except for the policy.
 #[derive(Clone, Debug)]

@@ -5,7 +5,7 @@
 //! `model` is always a configured name, or `none` if a request named no known model: a client's
 //! string is never a label.
 
-use prometheus::{CounterVec, GaugeVec, HistogramVec, IntCounterVec, IntGaugeVec};
+use prometheus::{GaugeVec, HistogramVec, IntCounterVec, IntGaugeVec};
 
 use crate::clock::unix_ms;
 use crate::exemplars::TracedHistogram;

@@ -91,12 +91,12 @@ models:
     #[test]
     fn differences_are_named_by_model_and_worker() {
         let after = BEFORE
-            .replace("flow: aggregated\n", "flow: aggregated\n    policy: { kind: random }\n")
+            .replace("flow: aggregated\n", "flow: aggregated\n    policy: { kind: round_robin }\n")
             .replace("http://a:2", "http://a:3")
             .replace("id: w0", "id: w9");
         let told: Vec<_> =
             changes(&config(BEFORE), &config(&after)).iter().map(Change::to_string).collect();
-        assert_eq!(told[0], "models[a].policy.kind: \"predicted_ttft\" -> \"random\"");
+        assert_eq!(told[0], "models[a].policy.kind: \"predicted_ttft\" -> \"round_robin\"");
         assert!(told[1].starts_with("models[a].workers[w0]: {"), "{told:#?}");
         assert!(told[1].ends_with("-> null"), "{told:#?}");
         assert_eq!(told[2], "models[a].workers[w1].url: \"http://a:2\" -> \"http://a:3\"");

@@ -231,7 +231,8 @@ async fn the_running_configuration_is_shown_as_one_and_without_secrets() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn series_of_a_worker_that_left_never_come_back() {
-    let cluster = Cluster::start(Spec { policy: "{ kind: random }", ..Spec::aggregated(2) }).await;
+    let cluster =
+        Cluster::start(Spec { policy: "{ kind: round_robin }", ..Spec::aggregated(2) }).await;
     let engine = SimEngine::start(SimConfig::default()).await.unwrap();
     let mut busy = JoinSet::new();
     for place in 0..3 {

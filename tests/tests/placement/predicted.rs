@@ -1,7 +1,7 @@
 //! Placement by predicted times: what is learned of workers, what a second policy would have
 //! done, and what is shown of either.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use splitrail_tests::trial::{COMPLETIONS, completion, prompt, streamed};
 use splitrail_tests::{Cluster, Spec};
 

@@ -12,15 +12,7 @@ const OVERLAP: Policy = Policy::KvOverlap {
 };
 
 fn query(leg: Leg) -> Query {
-    Query {
-        leg,
-        prompt_tokens: 160,
-        prompt_blocks: 10,
-        first_blocks: [0; 2],
-        block_size: 16,
-        turn: 0,
-        draw: 0,
-    }
+    Query { leg, prompt_tokens: 160, prompt_blocks: 10, block_size: 16, turn: 0, draw: 0 }
 }
 
 fn up(number: u32) -> Candidate {
@@ -221,7 +213,7 @@ proptest! {
         candidates in proptest::collection::vec(candidate(), 1..9), draw: u64, turn: u64
     ) {
         let query = Query { draw, turn, ..query(Leg::Aggregated) };
-        for policy in [OVERLAP, Policy::LeastLoaded {}, Policy::RoundRobin {}, Policy::Random {}] {
+        for policy in [OVERLAP, Policy::LeastLoaded {}, Policy::RoundRobin {}] {
             let choice = pick(&policy, &candidates, &[], query).unwrap();
             let chosen = candidates[choice.index];
             let any_up = candidates.iter().any(|c| c.up);
@@ -281,25 +273,6 @@ fn a_choice_says_what_it_is_made_of() {
     assert!((far.extra_work_ms - (far.prefill_ms - near.prefill_ms)).abs() < 1e-6);
     assert!((far.total_ms() - choice.costs[1]).abs() < 1e-9);
     assert!((far.ttft_ms() + far.extra_work_ms - choice.costs[1]).abs() < 1e-9);
-}
-
-#[test]
-fn power_of_two_takes_the_less_loaded_of_two_random_candidates() {
-    let candidates: Vec<Candidate> =
-        (0..4).map(|i| Candidate { prefill_tokens: 100 * u64::from(i), ..up(i) }).collect();
-    let mut taken = [0i32; 4];
-    for i in 0..6_000u64 {
-        let query = Query { draw: mix(i), ..query(Leg::Prefill) };
-        taken[pick(&Policy::PowerOfTwo {}, &candidates, &[], query).unwrap().index.0] += 1;
-    }
-    // Of six pairs, three have the first, two the second, one the third.
-    for (count, sixths) in taken.into_iter().zip([3, 2, 1, 0]) {
-        assert!((count - sixths * 1_000).abs() < 150, "{taken:?}");
-    }
-    assert_eq!(
-        pick(&Policy::PowerOfTwo {}, &candidates[3..], &[], long(0)).unwrap().index,
-        CandidateIndex(0)
-    );
 }
 
 proptest! {

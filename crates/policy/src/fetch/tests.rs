@@ -12,7 +12,6 @@ fn query(leg: Leg) -> Query {
         leg,
         prompt_tokens: 16_000,
         prompt_blocks: 32,
-        first_blocks: [0; 2],
         block_size: BLOCK_TOKENS,
         turn: 0,
         draw: 0,

@@ -12,7 +12,6 @@ fn query() -> Query {
         leg: Leg::Prefill,
         prompt_tokens: 1_610,
         prompt_blocks: 100,
-        first_blocks: [0; 2],
         block_size: BLOCK_TOKENS,
         turn: 0,
         draw: 0,

@@ -13,7 +13,6 @@ fn query(prompt_tokens: u64, draw: u64) -> Query {
         leg: Leg::Aggregated,
         prompt_tokens,
         prompt_blocks: prompt_tokens.div_ceil(u64::from(BLOCK)) as u32,
-        first_blocks: [0; 2],
         block_size: BLOCK,
         turn: 0,
         draw,

@@ -29,7 +29,7 @@ fn yaml(turn: usize, engines: &[(String, SimEngine)]) -> String {
             )
         })
         .collect();
-    let policy = ["kv_overlap", "random", "least_loaded", "round_robin"][turn % 4];
+    let policy = ["kv_overlap", "least_loaded", "round_robin"][turn % 3];
     let flow = ["prefill_first", "decode_first"][turn / 2 % 2];
     // Another `blocks_max` makes another pool.
     let blocks_max = 1000 + turn / 5;

@@ -10,7 +10,7 @@ use super::support::{but, without};
 /// Texts that stand where others of their kind may.
 const SWAPS: [(&str, &str); 14] = [
     ("aggregated", "prefill_first"),
-    ("kind: kv_overlap", "kind: random"),
+    ("kind: kv_overlap", "kind: round_robin"),
     ("kind: kv_overlap", "kind: least_loaded"),
     ("block_size: 16", "block_size: auto"),
     ("block_size: 16", "block_size: 32"),

@@ -176,7 +176,7 @@ async fn a_replaced_pool_is_freed_with_the_last_request_that_uses_it() {
 #[tokio::test]
 async fn reloads_at_once_are_done_one_after_the_other() {
     let cluster = Cluster::start(Spec::aggregated(1)).await;
-    let yaml = but(&cluster.yaml, "kind: kv_overlap", "kind: random");
+    let yaml = but(&cluster.yaml, "kind: kv_overlap", "kind: round_robin");
     std::fs::write(cluster.files.path().join("splitrail.yaml"), yaml).unwrap();
     let ask = || async { cluster.admin.post_with("/admin/reload", &[], "").await };
     let replies = tokio::join!(ask(), ask(), ask(), ask());

@@ -49,7 +49,6 @@ impl Fleet {
             leg: Leg::Prefill,
             prompt_tokens: blocks.len() as u64 * BLOCK,
             prompt_blocks: blocks.len() as u32,
-            first_blocks: [0; 2],
             block_size: BLOCK as u32,
             turn: 0,
             draw: 0,

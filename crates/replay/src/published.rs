@@ -10,17 +10,11 @@ mod dynamo;
 mod hashing;
 mod llmd;
 mod mooncake;
-mod overlap;
 
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
-
-use crate::candidate::{Candidate, Query};
-use crate::index::CandidateIndex;
+use splitrail_policy::{Candidate, CandidateIndex, Query};
 
 /// A published policy.
-#[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PublishedPolicy {
     /// A candidate drawn at random, all with the same probability.
     Random,
@@ -67,15 +61,13 @@ pub enum VisibleBlocks {
     Pending,
 }
 
-impl VisibleBlocks {
-    /// The number of leading blocks on a candidate.
-    pub fn blocks(self, candidate: &Candidate) -> u32 {
-        match self {
-            Self::Present => candidate.overlap_blocks,
-            Self::Recent => candidate.recent_blocks,
-            Self::Pending => candidate.speculative_blocks.max(candidate.overlap_blocks),
-        }
-    }
+/// A candidate with the overlap that a published policy goes by.
+#[derive(Clone, Copy, Debug)]
+pub struct PublishedCandidate {
+    /// The candidate as the router's policies see it.
+    pub candidate: Candidate,
+    /// Leading blocks that the policy counts as present; see [`VisibleBlocks`].
+    pub visible_blocks: u32,
 }
 
 /// The choice of a published policy.
@@ -149,13 +141,19 @@ impl PublishedPolicy {
         }
     }
 
-    /// Chooses among candidates, all of which may be chosen; `None` if there are none.
-    pub fn choose(self, candidates: &[Candidate], query: Query) -> Option<PublishedChoice> {
+    /// Chooses among candidates, all of which may be chosen; `None` if there are none. `blocks` are
+    /// the names of the prompt's blocks.
+    pub fn choose(
+        self,
+        candidates: &[PublishedCandidate],
+        query: Query,
+        blocks: &[u32],
+    ) -> Option<PublishedChoice> {
         if candidates.is_empty() {
             return None;
         }
-        let sight = self.visible_blocks();
-        let costs = |cost: &dyn Fn(&Candidate) -> f64| candidates.iter().map(cost).collect();
+        let costs =
+            |cost: &dyn Fn(&PublishedCandidate) -> f64| candidates.iter().map(cost).collect();
         let chosen = match self {
             Self::Random => drawn(vec![0.0; candidates.len()], query.draw),
             Self::RoundRobin => {
@@ -167,18 +165,18 @@ impl PublishedPolicy {
                     costs: vec![0.0; candidates.len()],
                 }
             }
-            Self::LeastLoaded => first(costs(&|c| c.active_tokens as f64)),
-            Self::PrefixHash => hashing::choose(candidates, query),
-            Self::PrefixHashBl => hashing::choose_bounded(candidates, query),
-            Self::ExactOverlap | Self::ApproxPrefix => first(overlap::costs(candidates, sight)),
+            Self::LeastLoaded => first(costs(&|c| c.candidate.active_tokens as f64)),
+            Self::PrefixHash => hashing::choose(candidates, blocks),
+            Self::PrefixHashBl => hashing::choose_bounded(candidates, blocks),
+            Self::ExactOverlap | Self::ApproxPrefix => first(overlap_costs(candidates)),
             Self::Dynamo | Self::DynamoApprox | Self::DynamoPending => {
-                drawn(costs(&|c| dynamo::cost(c, query, sight)), query.draw)
+                drawn(costs(&|c| dynamo::cost(c, query)), query.draw)
             }
             Self::Llmd => drawn(llmd::costs(candidates, query), query.draw),
             Self::Mooncake | Self::MooncakePending => {
-                first(costs(&|c| mooncake::cost(c, query, sight, 1.0)))
+                first(costs(&|c| mooncake::cost(c, query, 1.0)))
             }
-            Self::WorkAware => first(costs(&|c| mooncake::cost(c, query, sight, 1.0 + BETA))),
+            Self::WorkAware => first(costs(&|c| mooncake::cost(c, query, 1.0 + BETA))),
             Self::MooncakeFetch => mooncake::choose_with_fetch(candidates, query),
         };
         Some(chosen)
@@ -187,6 +185,16 @@ impl PublishedPolicy {
 
 /// How many additional times [`PublishedPolicy::WorkAware`] counts the time of a prefill.
 const BETA: f64 = 4.0;
+
+/// The outstanding prompt tokens of the candidates with the largest overlap; infinite for all others.
+fn overlap_costs(candidates: &[PublishedCandidate]) -> Vec<f64> {
+    let most = candidates.iter().map(|worker| worker.visible_blocks).max();
+    let cost = |worker: &PublishedCandidate| match Some(worker.visible_blocks) == most {
+        true => worker.candidate.active_tokens as f64,
+        false => f64::INFINITY,
+    };
+    candidates.iter().map(cost).collect()
+}
 
 /// Chooses the first of the cheapest candidates.
 fn first(costs: Vec<f64>) -> PublishedChoice {

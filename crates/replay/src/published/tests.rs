@@ -1,14 +1,13 @@
-//! The rules of other routers decide as published, and configurations can name some of them.
+//! The rules of other routers decide as published.
 
 use super::*;
-use crate::{Policy, WorkerIndex, pick};
+use splitrail_policy::{Leg, WorkerIndex};
 
 fn query(prompt_tokens: u64, draw: u64) -> Query {
     Query {
-        leg: crate::Leg::Prefill,
+        leg: Leg::Prefill,
         prompt_tokens,
         prompt_blocks: prompt_tokens.div_ceil(512) as u32,
-        first_blocks: [0, 1],
         block_size: 512,
         turn: 5,
         draw,
@@ -19,8 +18,19 @@ fn worker(number: u32) -> Candidate {
     Candidate { worker: WorkerIndex(number), up: true, ..Candidate::default() }
 }
 
+/// Of these candidates, to which no block was routed lately.
 fn chosen(policy: PublishedPolicy, candidates: &[Candidate], query: Query) -> PublishedChoice {
-    policy.choose(candidates, query).expect("there are candidates")
+    let visible_blocks = |candidate: &Candidate| match policy.visible_blocks() {
+        VisibleBlocks::Present => candidate.overlap_blocks,
+        VisibleBlocks::Recent => 0,
+        VisibleBlocks::Pending => candidate.speculative_blocks.max(candidate.overlap_blocks),
+    };
+    let published = candidates.iter().map(|candidate| PublishedCandidate {
+        candidate: *candidate,
+        visible_blocks: visible_blocks(candidate),
+    });
+    let published: Vec<_> = published.collect();
+    policy.choose(&published, query, &[0, 1]).expect("there are candidates")
 }
 
 #[test]
@@ -52,17 +62,17 @@ fn ties_go_to_the_first_or_to_the_draw() {
 
 #[test]
 fn overlap_first_looks_at_load_only_among_equals() {
-    let a = Candidate { overlap_blocks: 2, active_tokens: 900, recent_blocks: 1, ..worker(0) };
+    let a = Candidate { overlap_blocks: 2, active_tokens: 900, ..worker(0) };
     let b = Candidate { overlap_blocks: 2, active_tokens: 800, ..worker(1) };
     let idle = Candidate { overlap_blocks: 1, ..worker(2) };
     assert_eq!(
         chosen(PublishedPolicy::ExactOverlap, &[a, b, idle], query(2000, 0)).index,
         CandidateIndex(1)
     );
-    assert_eq!(
-        chosen(PublishedPolicy::ApproxPrefix, &[a, b, idle], query(2000, 0)).index,
-        CandidateIndex(0)
-    );
+    let routed = |candidate, visible_blocks| PublishedCandidate { candidate, visible_blocks };
+    let lately = [routed(a, 1), routed(b, 0), routed(idle, 0)];
+    let approximate = PublishedPolicy::ApproxPrefix.choose(&lately, query(2000, 0), &[0, 1]);
+    assert_eq!(approximate.map(|choice| choice.index), Some(CandidateIndex(0)));
     assert_eq!(
         chosen(PublishedPolicy::LeastLoaded, &[a, b, idle], query(2000, 0)).index,
         CandidateIndex(2)
@@ -136,20 +146,4 @@ fn the_bound_passes_over_a_worker_above_its_share() {
     // ceil(1.25 x (10 + 1) / 4) = 4
     loaded[favourite].requests = 4;
     assert_ne!(chosen(PublishedPolicy::PrefixHashBl, &loaded, query(1024, 0)).index, favourite);
-}
-
-#[test]
-fn a_configuration_can_name_some_of_them_which_then_keep_off_the_dead() {
-    let holder = Candidate { overlap_blocks: 2, up: false, ..worker(0) };
-    let busy = Candidate { wait_ns: 9_000_000_000, prefill_tokens: 9_000, waiting: 3, ..worker(1) };
-    let idle = Candidate { active_tokens: 5, ..worker(2) };
-    for policy in [Policy::Dynamo {}, Policy::Mooncake {}, Policy::Llmd {}] {
-        let all = [holder, busy, idle];
-        let choice = pick(&policy, &all, &[], query(1024, 0)).expect("there are workers");
-        assert_eq!((choice.index, choice.costs.len()), (CandidateIndex(2), 3), "{policy:?}");
-        // The decode worker is chosen by load alone.
-        let decode = Query { leg: crate::Leg::Decode, ..query(1024, 0) };
-        let choice = pick(&policy, &all, &[], decode).expect("there are workers");
-        assert_eq!(choice.index, CandidateIndex(1), "{policy:?}");
-    }
 }

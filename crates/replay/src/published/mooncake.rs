@@ -1,11 +1,12 @@
 //! Mooncake's rule: the worker whose prefill is predicted to end first.
 
-use super::{PublishedChoice, VisibleBlocks};
-use crate::candidate::{Candidate, Query};
+use super::{PublishedCandidate, PublishedChoice};
+use splitrail_policy::{Candidate, Query};
 
 /// The cost in nanoseconds: the wait plus `weight` times the prefill.
-pub(super) fn cost(candidate: &Candidate, query: Query, sight: VisibleBlocks, weight: f64) -> f64 {
-    candidate.wait_ns as f64 + weight * prefill_ns(candidate, query, sight.blocks(candidate)) as f64
+pub(super) fn cost(worker: &PublishedCandidate, query: Query, weight: f64) -> f64 {
+    let PublishedCandidate { candidate, visible_blocks, .. } = worker;
+    candidate.wait_ns as f64 + weight * prefill_ns(candidate, query, *visible_blocks) as f64
 }
 
 fn prefill_ns(candidate: &Candidate, query: Query, blocks: u32) -> u64 {
@@ -14,13 +15,17 @@ fn prefill_ns(candidate: &Candidate, query: Query, blocks: u32) -> u64 {
 
 /// Each candidate either computes the blocks that it does not hold, or, while it works on its
 /// queue, fetches the blocks of the candidate with the largest overlap.
-pub(super) fn choose_with_fetch(candidates: &[Candidate], query: Query) -> PublishedChoice {
-    let best = candidates.iter().map(|candidate| candidate.overlap_blocks).max().unwrap_or(0);
+pub(super) fn choose_with_fetch(
+    candidates: &[PublishedCandidate],
+    query: Query,
+) -> PublishedChoice {
+    let best = candidates.iter().map(|worker| worker.visible_blocks).max().unwrap_or(0);
     let options: Vec<(f64, bool)> = candidates
         .iter()
-        .map(|candidate| {
-            let computed = cost(candidate, query, VisibleBlocks::Present, 1.0);
-            let lacking = query.cached_tokens(best) - query.cached_tokens(candidate.overlap_blocks);
+        .map(|worker| {
+            let PublishedCandidate { candidate, visible_blocks, .. } = worker;
+            let computed = cost(worker, query, 1.0);
+            let lacking = query.cached_tokens(best) - query.cached_tokens(*visible_blocks);
             let fetch_ns = candidate.coefficients.hand_off_ns(lacking);
             let start_ns = candidate.wait_ns.max(fetch_ns);
             let fetched = (start_ns + prefill_ns(candidate, query, best)) as f64;

@@ -1,9 +1,7 @@
 //! Rendezvous hashing: the same first blocks go to the same worker.
 
-use super::PublishedChoice;
-use crate::candidate::{Candidate, Query};
-use crate::index::CandidateIndex;
-use splitrail_kv::SplitMix64;
+use super::{PublishedCandidate, PublishedChoice};
+use splitrail_policy::{CandidateIndex, SplitMix64};
 
 /// The maximum number of requests of a worker, relative to an equal share.
 const BOUND: f64 = 1.25;
@@ -14,28 +12,28 @@ fn mix(seed: u64) -> u64 {
 }
 
 /// Chooses the worker with the largest weight; the last of equal ones.
-pub(super) fn choose(candidates: &[Candidate], query: Query) -> PublishedChoice {
-    let weights = weights(candidates, query);
+pub(super) fn choose(candidates: &[PublishedCandidate], blocks: &[u32]) -> PublishedChoice {
+    let weights = weights(candidates, blocks);
     let order = descending(&weights);
     chosen(order[0], &order)
 }
 
 /// Chooses the first worker in descending order of weight whose outstanding requests are within the
 /// bound.
-pub(super) fn choose_bounded(candidates: &[Candidate], query: Query) -> PublishedChoice {
-    let order = descending(&weights(candidates, query));
-    let total: u64 = candidates.iter().map(|candidate| u64::from(candidate.requests)).sum();
+pub(super) fn choose_bounded(candidates: &[PublishedCandidate], blocks: &[u32]) -> PublishedChoice {
+    let order = descending(&weights(candidates, blocks));
+    let requests = |worker: &PublishedCandidate| u64::from(worker.candidate.requests);
+    let total: u64 = candidates.iter().map(requests).sum();
     let bound = (BOUND * (total + 1) as f64 / candidates.len() as f64).ceil();
-    let within = order.iter().find(|i| f64::from(candidates[**i].requests) < bound);
+    let within = order.iter().find(|i| (requests(&candidates[**i]) as f64) < bound);
     chosen(*within.unwrap_or(&order[0]), &order)
 }
 
-fn weights(candidates: &[Candidate], query: Query) -> Vec<u64> {
-    let named = (query.prompt_blocks as usize).min(query.first_blocks.len());
-    let blocks = &query.first_blocks[..named];
-    let prompt = blocks.iter().fold(0, |hash, block| mix(hash ^ block.wrapping_add(1)));
-    let worker = |candidate: &Candidate| u64::from(candidate.worker.0);
-    candidates.iter().map(|candidate| mix(prompt ^ mix(worker(candidate) + 1))).collect()
+fn weights(candidates: &[PublishedCandidate], blocks: &[u32]) -> Vec<u64> {
+    let first = blocks.iter().take(2);
+    let prompt = first.fold(0, |hash, block| mix(hash ^ (u64::from(*block) + 1)));
+    let number = |worker: &PublishedCandidate| u64::from(worker.candidate.worker.0);
+    candidates.iter().map(|worker| mix(prompt ^ mix(number(worker) + 1))).collect()
 }
 
 fn descending(weights: &[u64]) -> Vec<CandidateIndex> {
