@@ -10,7 +10,6 @@ mod change_log;
 mod messages;
 mod rank_follower;
 mod snapshot;
-mod source;
 pub(crate) mod state;
 mod status;
 mod terms;
@@ -23,6 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use splitrail_engine::vllm::events::OtherGroups;
+use splitrail_engine::vllm::identity::EventSource;
 use splitrail_engine::vllm::subscription::Pacing;
 use splitrail_kv::{BlockHash, HashSeed};
 use tokio::sync::watch;
@@ -30,7 +30,6 @@ use tokio::time::{Instant, timeout};
 
 pub(crate) use self::change_log::ChangePosition;
 pub(crate) use self::snapshot::{Snapshot, SnapshotParts};
-pub use self::source::RankSource;
 pub use self::status::{MirrorStatus, RankStatus};
 pub use self::terms::{Agreement, Disagreement, HashTerms};
 
@@ -116,7 +115,7 @@ impl Mirror {
 
     /// Follows the engine's events from each of `sources` until the future is dropped. Only one
     /// call may run at a time. A further call starts a new mirror.
-    pub async fn follow(&self, sources: Vec<RankSource>) {
+    pub async fn follow(&self, sources: Vec<EventSource>) {
         self.update(|state| state.expect(sources.iter().map(|source| source.rank)));
         let ranks =
             sources.into_iter().map(|source| rank_follower::follow_rank(self.clone(), source));

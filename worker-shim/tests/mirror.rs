@@ -11,10 +11,11 @@ use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
+use splitrail_engine::vllm::identity::EventSource;
 use splitrail_kv::{BlockHash, HashSeed, Namespace, chain_hashes};
 use splitrail_proto::v1::{Capabilities, Load, WorkerRole};
 use splitrail_shim::attach;
-use splitrail_shim::mirror::{self, Mirror, RankSource};
+use splitrail_shim::mirror::{self, Mirror};
 use splitrail_sim::{Fault, FaultKind, SimConfig, SimEngine};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -49,8 +50,8 @@ fn prompt(seed: u32) -> Vec<u32> {
     (0..96 + seed * 13 % 160).map(token).collect()
 }
 
-fn source(engine: &SimEngine, rank: u16) -> RankSource {
-    RankSource {
+fn source(engine: &SimEngine, rank: u16) -> EventSource {
+    EventSource {
         rank,
         events: engine.kv_events_endpoint().unwrap().parse().unwrap(),
         replay: Some(engine.kv_replay_endpoint().unwrap().parse().unwrap()),
@@ -92,11 +93,11 @@ impl Shim {
     }
 }
 
-fn shim(sources: Vec<RankSource>, router: &FakeRouter) -> Shim {
+fn shim(sources: Vec<EventSource>, router: &FakeRouter) -> Shim {
     shim_with(mirror::MirrorConfig::default(), sources, router)
 }
 
-fn shim_with(config: mirror::MirrorConfig, sources: Vec<RankSource>, router: &FakeRouter) -> Shim {
+fn shim_with(config: mirror::MirrorConfig, sources: Vec<EventSource>, router: &FakeRouter) -> Shim {
     let mirror = Mirror::new(config);
     let (capabilities, told_capabilities) = watch::channel(Capabilities::default());
     let (load, told_load) = watch::channel(Load::default());

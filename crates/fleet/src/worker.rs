@@ -31,7 +31,7 @@ use super::shim_report::{EventOrigin, ShimReport};
 use super::state::{Event, WorkerState};
 use super::usage_stats::UsageStats;
 use splitrail_api::error::{Error, ErrorKind, Fault};
-use splitrail_config::model::{BreakerConfig, HealthConfig, Role, WorkerConfig};
+use splitrail_config::model::{BreakerConfig, GateKind, HealthConfig, Role, WorkerConfig};
 use splitrail_engine_client::Engine;
 use splitrail_engine_client::echoes::Echoes;
 use splitrail_policy::{Coefficients, Leg, WorkerIndex};
@@ -438,6 +438,12 @@ impl Worker {
             0 => None,
             known => Some(known == 2),
         }
+    }
+
+    /// Whether a leg to the engine may have a `cache_hit_threshold`. Until it is known whether the
+    /// engine supports it, it does if engines are meant to apply the threshold.
+    pub fn takes_cache_hit_threshold(&self, gate: GateKind) -> bool {
+        self.supports_cache_hit_threshold().unwrap_or(gate == GateKind::Engine)
     }
 
     /// Records whether the engine supports `cache_hit_threshold`; `None` forgets it because the

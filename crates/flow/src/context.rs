@@ -21,7 +21,7 @@ use splitrail_api::memory_budget::Charge;
 use splitrail_api::name::Name;
 use splitrail_api::request::Options;
 use splitrail_api::steering::Urgency;
-use splitrail_config::model::{GateKind, KvPath, RequestFlow};
+use splitrail_config::model::{KvPath, RequestFlow};
 pub use splitrail_engine_client::ReplyRoom;
 use splitrail_engine_client::{EngineClient, LegHeaders, TimeoutError};
 use splitrail_fleet::ServedModel;
@@ -265,8 +265,7 @@ pub(super) fn carried_threshold(context: &Context, worker: &Worker, wanted: f64)
     if context.endpoint.dialect().names_events() {
         return None;
     }
-    let told = context.served.config.gate.kind == GateKind::Engine;
-    worker.supports_cache_hit_threshold().unwrap_or(told).then_some(wanted)
+    worker.takes_cache_hit_threshold(context.served.config.gate.kind).then_some(wanted)
 }
 
 /// The threshold of a decode leg that follows a prefill leg: the model's `preemption_guard`, or 0

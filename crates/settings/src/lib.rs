@@ -19,6 +19,7 @@ pub mod logging;
 pub mod problem;
 pub mod process;
 pub mod reference;
+mod role;
 pub mod scalar;
 mod schema;
 pub mod secret;
@@ -29,5 +30,6 @@ pub mod variables;
 pub mod words;
 
 pub use problem::{Problem, Problems};
+pub use role::Role;
 pub use secret::{ResolvedSecret, Secret, SecretError};
 pub use words::FileProfile;

@@ -12,22 +12,6 @@ use crate::trace_context::TraceContext;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceId(u128);
 
-impl TraceId {
-    /// The trace id in the value of a `traceparent` header (W3C Trace Context, version 00):
-    /// `00-<trace id>-<span id>-<flags>`. `None` if the value is malformed or the id is 0.
-    pub fn of_traceparent(value: &[u8]) -> Option<Self> {
-        const LENGTH: usize = 55;
-        let is_id = |byte: &u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(byte);
-        let dashes = [2, 35, 52].iter().all(|at| value.get(*at) == Some(&b'-'));
-        if value.len() != LENGTH || !dashes || !value.starts_with(b"00") {
-            return None;
-        }
-        let id = value.get(3..35).filter(|id| id.iter().all(is_id))?;
-        let id = u128::from_str_radix(std::str::from_utf8(id).ok()?, 16).ok()?;
-        (id != 0).then_some(Self(id))
-    }
-}
-
 impl From<TraceContext> for TraceId {
     fn from(context: TraceContext) -> Self {
         Self(context.trace_id)
@@ -145,23 +129,6 @@ fn key(metric: &str, labels: &[(&str, &str)]) -> SeriesKey {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn trace_ids_are_those_of_valid_headers_only() {
-        let valid = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
-        let id = TraceId::of_traceparent(valid.as_bytes()).unwrap();
-        assert_eq!(id.to_string(), "4bf92f3577b34da6a3ce929d0e0e4736");
-        for broken in [
-            "",
-            "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7",
-            "ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
-            "00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-01",
-            "00-+bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
-            "00-00000000000000000000000000000000-00f067aa0ba902b7-01",
-        ] {
-            assert_eq!(TraceId::of_traceparent(broken.as_bytes()), None, "{broken}");
-        }
-    }
 
     #[test]
     fn each_bucket_keeps_its_latest_trace() {

@@ -281,10 +281,8 @@ impl Scope {
 
     /// The trace that the request belongs to: its own, or that of its client.
     fn trace_id(&self) -> Option<TraceId> {
-        match self.timeline.trace() {
-            Some(trace) => Some(trace.context.into()),
-            None => TraceId::of_traceparent(self.identity.trace.traceparent.as_ref()?.as_bytes()),
-        }
+        let own = self.timeline.trace().map(|trace| trace.context);
+        own.or_else(|| self.identity.trace.context()).map(TraceId::from)
     }
 
     /// The times of the request.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use splitrail_event_plane::config::BrokerConfig;
+pub use splitrail_settings::Role;
 use splitrail_settings::{Secret, scalar, size};
 
 /// A whole configuration file.
@@ -97,18 +98,6 @@ pub struct Config {
     /// Limits of what the shim accepts and holds.
     #[serde(default)]
     pub limits: Limits,
-}
-
-/// The role of an engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Role {
-    /// Serves prefill legs.
-    Prefill,
-    /// Serves decode legs.
-    Decode,
-    /// Serves both.
-    Both,
 }
 
 /// How the shim's reports reach routers.

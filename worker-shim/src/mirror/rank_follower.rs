@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use splitrail_engine::vllm::events::EventBatch;
+use splitrail_engine::vllm::identity::EventSource;
 use splitrail_engine::vllm::subscription::{Subscription, SyncOutcome, Update};
 use splitrail_kv::AppliedBlocks;
 use splitrail_settings::log_throttle::KeyedLogThrottle;
@@ -10,7 +11,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use super::{Mirror, RankSource};
+use super::Mirror;
 
 /// Maximum number of batches between the subscription and the mirror. A full queue leaves
 /// events in the kernel's buffers, and finally at the engine.
@@ -23,7 +24,7 @@ const BUFFER_BYTES_MAX: usize = 16 << 20;
 pub(super) const TRUNCATED_MIN: Duration = Duration::from_secs(60);
 
 /// Follows the events of one rank. Never ends.
-pub(super) async fn follow_rank(mirror: Mirror, source: RankSource) {
+pub(super) async fn follow_rank(mirror: Mirror, source: EventSource) {
     let mut epoch = mirror.inner.epoch.subscribe();
     let rank = source.rank;
     let mut intake = RankIntake::new(mirror, source);
@@ -60,7 +61,7 @@ pub(super) async fn follow_rank(mirror: Mirror, source: RankSource) {
 /// Applies the updates of one rank's subscription to the mirror.
 pub(super) struct RankIntake {
     mirror: Mirror,
-    source: RankSource,
+    source: EventSource,
     log_throttle: KeyedLogThrottle,
     /// When blocks beyond the limit were first left out.
     truncated_since: Option<Instant>,
@@ -82,7 +83,7 @@ impl Drop for RankIntake {
 }
 
 impl RankIntake {
-    pub(super) fn new(mirror: Mirror, source: RankSource) -> Self {
+    pub(super) fn new(mirror: Mirror, source: EventSource) -> Self {
         let log_throttle = KeyedLogThrottle::default();
         Self {
             mirror,

@@ -20,7 +20,7 @@ fn mirror(blocks_max: usize) -> (Mirror, RankIntake, Agreement) {
     let agreement = mirror.agree(terms()).unwrap();
     mirror.update(|state| state.expect([0].into_iter()));
     let events = "tcp://127.0.0.1:1".parse().unwrap();
-    let mut intake = RankIntake::new(mirror.clone(), RankSource { rank: 0, events, replay: None });
+    let mut intake = RankIntake::new(mirror.clone(), EventSource { rank: 0, events, replay: None });
     intake.handle(Update::Synced { outcome: SyncOutcome::Replayed });
     (mirror, intake, agreement)
 }

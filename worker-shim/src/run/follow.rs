@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::attach;
 use crate::engine::{Engine, EngineIdentity};
-use crate::mirror::{Mirror, RankSource};
+use crate::mirror::Mirror;
 use crate::plane;
 
 /// The parts that [`run`] connects.
@@ -41,12 +41,7 @@ pub(super) async fn run(inputs: FollowerInputs) {
 }
 
 async fn follow_identity(inputs: &FollowerInputs, identity: &EngineIdentity) {
-    let source = |source: &splitrail_engine::vllm::identity::EventSource| RankSource {
-        rank: source.rank,
-        events: source.events.clone(),
-        replay: source.replay.clone(),
-    };
-    let sources = identity.sources.iter().map(source).collect();
+    let sources = identity.sources.clone();
     let config = attach::AttachConfig { model: identity.model.clone(), ..inputs.attach.clone() };
     let (capabilities, load) = (inputs.engine.capabilities.clone(), inputs.engine.load.clone());
     let (mirror, leaving) = (inputs.mirror.clone(), inputs.leaving.clone());

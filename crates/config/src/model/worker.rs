@@ -4,6 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::CostsConfig;
+pub use splitrail_settings::Role;
 
 /// The value of `kv_events` for a worker whose KV events are not followed.
 pub const NO_EVENTS: &str = "none";
@@ -75,30 +76,5 @@ impl WorkerConfig {
     /// Whether the engine is asked where it publishes KV events. A shim reports them itself.
     pub fn asks_for_events(&self) -> bool {
         self.kv_events.is_none() && !self.shim
-    }
-}
-
-/// The role of a worker.
-#[derive(
-    Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq, Hash, PartialOrd, Ord,
-)]
-#[serde(rename_all = "snake_case")]
-pub enum Role {
-    /// Serves prefill legs.
-    Prefill,
-    /// Serves decode legs.
-    Decode,
-    /// Serves both.
-    Both,
-}
-
-impl Role {
-    /// The role as the configuration spells it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Prefill => "prefill",
-            Self::Decode => "decode",
-            Self::Both => "both",
-        }
     }
 }

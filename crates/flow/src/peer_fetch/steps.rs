@@ -19,7 +19,6 @@ use crate::staged::{HandOffOrigin, HandOffSend, PrefillResult, ReleaseRequest, S
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::memory_budget::Charge;
 use splitrail_api::{Endpoint, JsonObject, Parts};
-use splitrail_config::model::GateKind;
 use splitrail_engine_client::{LegHeaders, Peer, RevocableBody, Shape};
 use splitrail_fleet::reply_check::check_source;
 use splitrail_fleet::{ServedModel, Worker};
@@ -247,8 +246,7 @@ impl<'a> Steps<'a> {
 
     /// Adds `cache_hit_threshold` for an engine that knows it.
     fn put_threshold(&self, body: &mut JsonObject, worker: &Worker, threshold: f64) {
-        let told = self.asker.served.config.gate.kind == GateKind::Engine;
-        if worker.supports_cache_hit_threshold().unwrap_or(told) {
+        if worker.takes_cache_hit_threshold(self.asker.served.config.gate.kind) {
             body.set("cache_hit_threshold", threshold.to_string());
         }
     }

@@ -3,6 +3,13 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
+use crate::TraceId;
+use crate::trace_context::TraceContext;
+
+fn trace() -> Option<TraceId> {
+    let sent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    TraceContext::parse(sent).map(TraceId::from)
+}
 
 #[test]
 fn a_scrape_shows_nothing_of_who_has_left_and_forgets_it() {
@@ -54,8 +61,7 @@ fn the_series_of_a_worker_that_left_are_gone_and_no_others() {
 #[test]
 fn the_series_of_a_model_that_is_not_served_any_more_are_gone_and_no_others() {
     let metrics = Metrics::new().unwrap();
-    let trace =
-        crate::TraceId::of_traceparent(b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01");
+    let trace = trace();
     for model in ["m", "n"] {
         metrics.declare(&Scope::Model(model));
         metrics.queue_depth.with_label_values(&[model]).set(9);
@@ -163,8 +169,7 @@ fn objects_have_a_bounded_number_of_series() {
 fn open_metrics_have_exemplars_units_and_an_end() {
     let metrics = Metrics::new().unwrap();
     let series = crate::ModelSeries::default();
-    let sent = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
-    series.begun(&metrics, "m\"\\", "aggregated", 0.12, crate::TraceId::of_traceparent(sent));
+    series.begun(&metrics, "m\"\\", "aggregated", 0.12, trace());
     let text = metrics.scrape(TextFormat::OpenMetrics, |_| true, |_, _, _| true, |_, _| true);
     let labels = r#"flow="aggregated",model="m\"\\""#;
     for expected in [
