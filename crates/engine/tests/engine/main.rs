@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod check;
+mod corpus;
 mod fake_engine;
 mod identity;
 mod kv_events;
