@@ -25,6 +25,7 @@ fn two_data_parallel_engines_are_summed() {
         ranks: Some(2),
         requests_by_rank: vec![0, 0],
         started_at_s: load.started_at_s,
+        tokens_total: Some(288 + 384 + 6 + 8),
         inter_token: load.inter_token,
         kv_dtype: Some("auto".into()),
         kv_layout: None,

@@ -112,7 +112,9 @@ async fn pretended(metrics: &'static str, workers: Value) -> ScriptedServer {
         let reply = match heard.target.split('?').next().unwrap_or_default() {
             "/metrics" => return ScriptedReply::events(metrics),
             "/admin/workers" => json!({"workers": workers}),
-            "/admin/models" => json!({"models": [{"name": "m", "flow": "aggregated"}]}),
+            "/admin/models" => json!({
+                "models": [{"name": "m", "flow": "aggregated"}], "shed_last_minute": [],
+            }),
             _ => json!({"status": "ready"}),
         };
         ScriptedReply::json(200, &reply.to_string())
@@ -264,7 +266,9 @@ async fn hostile(id: &'static str) -> ScriptedServer {
                 return ScriptedReply::events(&format!("event: snapshot\ndata: {live}\n\n"));
             }
             "/admin/workers" => json!({"workers": [worker]}),
-            "/admin/models" => json!({"models": [{"name": "m", "flow": id}]}),
+            "/admin/models" => json!({
+                "models": [{"name": "m", "flow": id}], "shed_last_minute": [],
+            }),
             "/admin/reload" => json!({
                 "result": id, "config_digest": id,
                 "changes": [{"path": id, "old": id, "new": id}], "renewed": [id],

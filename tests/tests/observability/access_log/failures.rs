@@ -70,7 +70,7 @@ pub(super) fn pair(key: &str) -> Spec {
         prefill: 1,
         decode: 1,
         model: format!("on_no_prefill: fail\n{key}"),
-        limits: "{ drain_delay: 10ms, drain_grace: 5s, body_max_bytes: 65536 }",
+        limits: "{ drain_delay: 10ms, drain_grace: 5s, body_size_max: 65536 }",
         ..Spec::default()
     }
 }
