@@ -11,6 +11,5 @@ mod replica;
 pub(crate) use address::AdminAddress;
 pub(crate) use args::{AdminArgs, client_tls, positive};
 pub(crate) use ask_error::{AskError, AskErrorKind};
-pub(crate) use connection::{OpenConnection, open};
 pub(crate) use events::Event;
 pub(crate) use replica::{Replica, percent_encoded};

@@ -5,12 +5,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use splitrail_config::{ConfigText, LoadedConfig, Problem};
+use splitrail_config::{ConfigText, LoadedConfig, Problem, Problems};
 use splitrail_inspection::{Finding, ModelFacts, Severity, findings};
 use splitrail_prompt::PromptModel;
 use splitrail_settings::command::{Failure, Paint, exit, print_error};
 
-use crate::download::{self, LoadFailure};
 use crate::not_assembled;
 use crate::output::Output;
 
@@ -34,10 +33,6 @@ pub(crate) struct CheckArgs {
     #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = humantime::parse_duration)]
     #[arg(requires = "connect")]
     timeout: Duration,
-    /// Fetches tokenizers that are named by their ids from the Hugging Face hub if the cache of this
-    /// host does not have them. HF_TOKEN, HF_ENDPOINT and HF_HOME mean what they do for `hf`.
-    #[arg(long)]
-    download: bool,
     /// Takes warnings as faults.
     #[arg(long)]
     strict: bool,
@@ -51,7 +46,7 @@ struct CheckedConfig {
     /// The file, as it was named.
     file: String,
     /// The configuration; or its mistakes.
-    loaded: Result<LoadedConfig, LoadFailure>,
+    loaded: Result<LoadedConfig, Problems>,
     /// Warnings about tokenizers, which have no place in the file.
     notes: Vec<String>,
     /// What is wrong with a file that the configuration names; then nothing is asked.
@@ -74,7 +69,7 @@ struct InspectedModel {
 pub(crate) async fn run(args: &CheckArgs) -> Result<Output, Failure> {
     let path = args.file.as_deref().or(args.config.as_deref()).unwrap_or(Path::new("-"));
     let is_stdin = path == Path::new("-");
-    let loaded = load(path, is_stdin, args.download).await;
+    let loaded = load(path, is_stdin);
     let file = if is_stdin { "stdin".to_owned() } else { path.display().to_string() };
     let mut checked = CheckedConfig {
         file,
@@ -94,7 +89,7 @@ pub(crate) async fn run(args: &CheckArgs) -> Result<Output, Failure> {
         return Ok(Output { text: format!("{:#}", json::render(&checked)), code });
     }
     if let Err(why) = &checked.loaded {
-        return Err(why.failure(false));
+        return Err(Failure::of_problems(why, false));
     }
     if let Some(why) = &checked.unusable {
         print_error(why);
@@ -102,12 +97,12 @@ pub(crate) async fn run(args: &CheckArgs) -> Result<Output, Failure> {
     Ok(Output { text: text::render(&checked, Paint::of_stdout()), code })
 }
 
-async fn load(path: &Path, is_stdin: bool, downloads: bool) -> Result<LoadedConfig, LoadFailure> {
+fn load(path: &Path, is_stdin: bool) -> Result<LoadedConfig, Problems> {
     let text = match is_stdin {
         true => ConfigText::read_stdin(),
         false => ConfigText::read(path),
     };
-    download::load(&text?, splitrail_router::PARTS, downloads).await
+    text?.load(splitrail_router::PARTS)
 }
 
 impl CheckedConfig {
@@ -160,7 +155,7 @@ impl CheckedConfig {
 
     /// Number of faults of the configuration and its engines.
     fn faults(&self) -> usize {
-        let mistakes = self.loaded.as_ref().err().map_or(0, |why| why.problems.count());
+        let mistakes = self.loaded.as_ref().err().map_or(0, Problems::count);
         mistakes + usize::from(self.unusable.is_some()) + self.found(Severity::Fault)
     }
 
@@ -173,7 +168,8 @@ impl CheckedConfig {
     fn code(&self) -> u8 {
         let warns = !self.warnings().is_empty() || !self.notes.is_empty();
         match &self.loaded {
-            Err(why) => why.code(),
+            Err(problems) if problems.is_unreadable() => exit::NO_INPUT,
+            Err(_) => exit::CONFIG,
             Ok(_) if self.unusable.is_some() || (self.is_strict && warns) => exit::CONFIG,
             Ok(_) if self.found(Severity::Fault) > 0 => exit::UNAVAILABLE,
             Ok(_) if self.is_strict && self.found(Severity::Warning) > 0 => exit::UNAVAILABLE,

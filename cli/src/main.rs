@@ -22,11 +22,9 @@ mod admin;
 mod change;
 mod check_command;
 mod cluster;
-mod download;
 mod drain_command;
 mod explain_command;
 mod health_command;
-mod init_command;
 mod keys_command;
 mod output;
 mod quickstart;
@@ -45,7 +43,6 @@ use check_command::CheckArgs;
 use drain_command::{DrainArgs, UndrainArgs};
 use explain_command::ExplainArgs;
 use health_command::HealthArgs;
-use init_command::InitArgs;
 use keys_command::KeysArgs;
 use output::Output;
 use quickstart::QuickstartError;
@@ -126,8 +123,6 @@ enum Command {
     SimEngine(Box<SimArgs>),
     /// Runs a trace through a policy on a simulated cluster, in virtual time.
     Replay(Box<ReplayArgs>),
-    /// Writes a configuration file to start from.
-    Init(Box<InitArgs>),
     /// Checks a configuration, and with `--connect` the engines that it names.
     Check(CheckArgs),
     /// Shows the cluster as it is now, over all routers that are named.
@@ -250,7 +245,6 @@ async fn run(command: Command, logs: bool) -> Result<(), Failure> {
         }
         Command::SimEngine(args) => sim_engine::run(*args).await,
         Command::Replay(args) => replay_command::run(&args),
-        Command::Init(args) => init_command::run(*args).await,
         Command::Check(args) => check_command::run(&args).await?.print(),
         Command::Top(args) => top_command::run(args).await?.map_or(Ok(()), Output::print),
         Command::Status(args) => status_command::run(args).await?.print(),
@@ -277,7 +271,7 @@ async fn run(command: Command, logs: bool) -> Result<(), Failure> {
 
 /// With `logs`, each problem of the configuration becomes a log record.
 async fn serve(args: ServeArgs, logs: bool) -> Result<(), Failure> {
-    let loaded = args.load().await.map_err(|why| why.failure(logs))?;
+    let loaded = args.load().map_err(|problems| Failure::of_problems(&problems, logs))?;
     warn_of(&loaded.warnings);
     for note in &loaded.notes {
         tracing::info!("{note}");

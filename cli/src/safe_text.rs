@@ -4,7 +4,7 @@
 //! could move the cursor, change the title or hide a line; a very wide one could push the figures
 //! beside it off the screen.
 
-use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+use unicode_width::UnicodeWidthChar;
 
 /// The mark at the end of a text that was cut.
 const CUT: char = '…';
@@ -31,7 +31,7 @@ fn joined(pieces: impl Iterator<Item = String>, columns_max: usize) -> String {
     // Where to cut if the text does not fit: the mark needs one column.
     let mut cut_at = 0;
     for piece in pieces {
-        let width: usize = piece.chars().map(|c| c.width().unwrap_or(0)).sum();
+        let width = self::columns(&piece);
         if columns + width > columns_max {
             shown.truncate(cut_at);
             if columns_max > 0 {
@@ -50,7 +50,7 @@ fn joined(pieces: impl Iterator<Item = String>, columns_max: usize) -> String {
 
 /// The number of columns that a text takes in a terminal.
 pub(crate) fn columns(text: &str) -> usize {
-    text.width()
+    text.chars().map(|c| c.width().unwrap_or(0)).sum()
 }
 
 #[cfg(test)]

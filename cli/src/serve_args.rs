@@ -4,9 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args};
-use splitrail_config::{ConfigText, Flags, LoadedConfig};
-
-use crate::download::{self, LoadFailure};
+use splitrail_config::{ConfigText, Flags, LoadedConfig, Problems};
 
 /// What to serve.
 #[derive(Args)]
@@ -31,10 +29,6 @@ pub(crate) struct ServeArgs {
     /// are asked for tokens), or `none`. Without it, the name of the model is looked up there.
     #[arg(long, value_name = "FOLDER|ID", requires = "model")]
     tokenizer: Option<String>,
-    /// Fetches tokenizers that are named by their ids from the Hugging Face hub if the cache of this
-    /// host does not have them. HF_TOKEN, HF_ENDPOINT and HF_HOME mean what they do for `hf`.
-    #[arg(long)]
-    download: bool,
     /// The address of the OpenAI API; 0.0.0.0:8000 by default.
     #[arg(long, value_name = "IP:PORT", requires = "model")]
     listen: Option<SocketAddr>,
@@ -47,16 +41,16 @@ pub(crate) struct ServeArgs {
 }
 
 impl ServeArgs {
-    /// Reads and checks the configuration, and fetches its tokenizers if that is wanted.
+    /// Reads and checks the configuration.
     ///
     /// # Errors
-    /// All mistakes in the file or in the flags; or a tokenizer that cannot be fetched.
-    pub(crate) async fn load(&self) -> Result<LoadedConfig, LoadFailure> {
+    /// All mistakes in the file or in the flags.
+    pub(crate) fn load(&self) -> Result<LoadedConfig, Problems> {
         let text = match &self.config {
             Some(file) => ConfigText::read(file)?,
             None => ConfigText::of_flags(self.flags()),
         };
-        download::load(&text, splitrail_router::PARTS, self.download).await
+        text.load(splitrail_router::PARTS)
     }
 
     fn flags(&self) -> Flags {

@@ -14,6 +14,7 @@ use crate::output::Output;
 
 mod figures;
 mod frame;
+mod grid;
 mod live;
 mod options;
 mod terminal;
@@ -172,7 +173,7 @@ async fn watch(replicas: &[Replica], mut options: Options) -> Result<(), Failure
             | TopEvent::Update(None) => return Ok(()),
             TopEvent::Action(Some(action)) => {
                 if action == Action::Redraw {
-                    screen.clear()?;
+                    screen.clear();
                 }
                 is_checked |= action == Action::Model;
                 let models = View::new(shown, &options).models;

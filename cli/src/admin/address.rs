@@ -41,7 +41,7 @@ impl AdminAddress {
     }
 
     /// The host: a name, or an IP address without brackets.
-    pub(crate) fn host(&self) -> &str {
+    pub(super) fn host(&self) -> &str {
         let host = self.authority().rsplit_once(':').map_or(self.authority(), |(host, _)| host);
         host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
     }

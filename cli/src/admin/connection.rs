@@ -32,7 +32,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
 type ConnectionDriver = Connection<TokioIo<Box<dyn Stream>>, Full<Bytes>>;
 
 /// An open connection that serves one request.
-pub(crate) struct OpenConnection {
+pub(super) struct OpenConnection {
     sender: SendRequest<Full<Bytes>>,
     connection: Pin<Box<ConnectionDriver>>,
     is_open: bool,
@@ -42,7 +42,7 @@ pub(crate) struct OpenConnection {
 ///
 /// # Errors
 /// There is no connection; the message says why.
-pub(crate) async fn open(
+pub(super) async fn open(
     address: &AdminAddress,
     resolved: Option<SocketAddr>,
     tls: Option<&Arc<ClientConfig>>,
@@ -76,7 +76,7 @@ impl OpenConnection {
     ///
     /// # Errors
     /// The connection broke, or what came is not HTTP.
-    pub(crate) async fn send(
+    pub(super) async fn send(
         &mut self,
         address: &AdminAddress,
         request: Request<Full<Bytes>>,
@@ -87,7 +87,7 @@ impl OpenConnection {
     }
 
     /// Serves the connection while `reading` reads from it.
-    pub(crate) async fn serve<T>(&mut self, reading: impl Future<Output = T>) -> T {
+    pub(super) async fn serve<T>(&mut self, reading: impl Future<Output = T>) -> T {
         served(&mut self.connection, &mut self.is_open, reading).await
     }
 }

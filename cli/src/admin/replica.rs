@@ -131,10 +131,7 @@ impl Replica {
     }
 
     /// Sends a request on a connection of its own, and returns the complete reply.
-    ///
-    /// # Errors
-    /// There is no reply in time.
-    pub(crate) async fn ask(
+    async fn ask(
         &self,
         method: Method,
         path: &str,

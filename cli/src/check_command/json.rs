@@ -14,9 +14,7 @@ use super::{CheckedConfig, InspectedModel};
 pub(super) fn render(checked: &CheckedConfig) -> Value {
     let mut problems: Vec<Value> = match &checked.loaded {
         Ok(loaded) => loaded.warnings.iter().map(|problem| located(problem, "warning")).collect(),
-        Err(why) => {
-            why.problems.as_slice().iter().map(|problem| located(problem, "fault")).collect()
-        }
+        Err(why) => why.as_slice().iter().map(|problem| located(problem, "fault")).collect(),
     };
     let unplaced = |severity: &str, message: &String| json!({"severity": severity, "line": null, "column": null, "message": message, "hint": null});
     problems.extend(checked.notes.iter().map(|note| unplaced("warning", note)));

@@ -1,9 +1,8 @@
 //! One frame: the lines of the screen.
 
-use ratatui::layout::{Rect, Size};
-use ratatui::style::{Color, Modifier, Style};
-use ratatui::text::{Line, Span};
+use crossterm::style::{Color, ContentStyle, Stylize};
 
+use super::grid::{Grid, Line, Span};
 use super::options::Options;
 use super::view::View;
 use crate::safe_text::{columns, printable};
@@ -26,31 +25,32 @@ pub(super) struct Paint {
 }
 
 impl Paint {
-    fn colour(self, colour: Color) -> Style {
-        if self.has_colour { Style::new().fg(colour) } else { Style::new() }
+    fn colour(self, colour: Color) -> ContentStyle {
+        let plain = ContentStyle::new();
+        if self.has_colour { plain.with(colour) } else { plain }
     }
 
-    fn good(self) -> Style {
-        self.colour(Color::Green)
+    fn good(self) -> ContentStyle {
+        self.colour(Color::DarkGreen)
     }
 
-    fn changing(self) -> Style {
-        self.colour(Color::Yellow)
+    fn changing(self) -> ContentStyle {
+        self.colour(Color::DarkYellow)
     }
 
-    fn bad(self) -> Style {
-        self.colour(Color::Red).add_modifier(Modifier::BOLD)
+    fn bad(self) -> ContentStyle {
+        self.colour(Color::DarkRed).bold()
     }
 
-    fn title() -> Style {
-        Style::new().add_modifier(Modifier::BOLD)
+    fn title() -> ContentStyle {
+        ContentStyle::new().bold()
     }
 
-    fn dim() -> Style {
-        Style::new().add_modifier(Modifier::DIM)
+    fn dim() -> ContentStyle {
+        ContentStyle::new().dim()
     }
 
-    fn state(self, state: &str) -> Style {
+    fn state(self, state: &str) -> ContentStyle {
         match state {
             "serving" => self.good(),
             "joining" | "warming" | "draining" => self.changing(),
@@ -72,32 +72,30 @@ fn figure(text: &str, width: usize) -> String {
     " ".repeat(width.saturating_sub(columns(&text))) + &text
 }
 
-fn plain(text: impl Into<String>) -> Line<'static> {
-    Line::from(text.into())
+fn plain(text: impl Into<String>) -> Span {
+    styled(text, ContentStyle::new())
 }
 
-fn styled(text: impl Into<String>, style: Style) -> Line<'static> {
-    Line::from(Span::styled(text.into(), style))
+fn styled(text: impl Into<String>, style: ContentStyle) -> Span {
+    style.apply(text.into())
 }
 
-/// The lines of a frame. On a screen, there are exactly `size.height`, with the keys at the bottom;
-/// with `is_whole`, there are as many as there is something to say.
+/// The lines of a frame. On a screen, there are exactly `height`, with the keys at the bottom;
+/// without a height, there are as many as there is something to say.
 pub(super) fn lines(
     view: &View<'_>,
     options: &Options,
-    size: Size,
+    width: usize,
+    height: Option<usize>,
     paint: Paint,
-    is_whole: bool,
-) -> Vec<Line<'static>> {
-    let width = usize::from(size.width);
+) -> Vec<Line> {
     let mut top = head::lines(view, options, width, paint);
     let warnings = pools::warnings(view, width, paint);
     let pools = pools::lines(view, width, paint);
     let decisions = decisions::lines(view, width, paint);
-    if is_whole {
+    let Some(height) = height else {
         return [top, pools, warnings, decisions].concat();
-    }
-    let height = usize::from(size.height);
+    };
     let keys = 1;
     let left = height.saturating_sub(top.len() + keys);
     let warnings_shown = warnings.len().min(WARNINGS_MAX).min(left / 3);
@@ -111,33 +109,25 @@ pub(super) fn lines(
     if decisions_shown > 1 {
         top.extend(decisions.into_iter().take(decisions_shown));
     }
-    top.resize(height.saturating_sub(keys), Line::default());
+    top.resize(height.saturating_sub(keys), Line::new());
     top.push(head::keys(options, width));
     top.truncate(height);
     top
 }
 
-/// Draws the lines of a frame.
-pub(super) fn draw(
-    frame: &mut ratatui::Frame<'_>,
-    view: &View<'_>,
-    options: &Options,
-    paint: Paint,
-) {
-    let area: Rect = frame.area();
-    let all = lines(view, options, area.as_size(), paint, false);
-    let buffer = frame.buffer_mut();
-    for (row, line) in (area.top()..area.bottom()).zip(&all) {
-        buffer.set_line(area.left(), row, line, area.width);
-    }
+/// The screen of a frame, in columns and rows.
+pub(super) fn draw(size: (u16, u16), view: &View<'_>, options: &Options, paint: Paint) -> Grid {
+    let mut grid = Grid::new(size);
+    let (columns, rows) = grid.size();
+    grid.put(&lines(view, options, columns.into(), Some(rows.into()), paint));
+    grid
 }
 
 /// The lines of a frame as text.
 pub(super) fn text(view: &View<'_>, options: &Options, width: u16) -> String {
-    let size = Size { width, height: u16::MAX };
-    let all = lines(view, options, size, Paint { has_colour: false }, true);
+    let all = lines(view, options, width.into(), None, Paint { has_colour: false });
     let texts = all.iter().map(|line| {
-        let text: String = line.spans.iter().map(|span| &*span.content).collect();
+        let text: String = line.iter().map(|span| span.content().as_str()).collect();
         text.trim_end().to_owned()
     });
     texts.collect::<Vec<_>>().join("\n")

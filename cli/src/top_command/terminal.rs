@@ -1,19 +1,20 @@
 //! The terminal: its screen and its keys.
 
-use std::io::{self, Stdout};
+use std::io::{self, Write, stdout};
+use std::panic;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use ratatui::Terminal;
-use ratatui::backend::CrosstermBackend;
-use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
-use ratatui::crossterm::terminal;
-use ratatui::layout::{Position, Rect};
+use crossterm::cursor::{Hide, Show};
+use crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use crossterm::execute;
+use crossterm::terminal::{self, EnterAlternateScreen, LeaveAlternateScreen};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::frame::{Paint, draw};
+use super::grid::Grid;
 use super::options::{Action, Options};
 use super::view::View;
 
@@ -34,7 +35,8 @@ pub(super) fn width() -> Option<u16> {
 /// The terminal in raw mode, showing its second screen. Dropping it, also in a panic, restores the
 /// first screen with the cursor.
 pub(super) struct Screen {
-    terminal: Terminal<CrosstermBackend<Stdout>>,
+    /// What the terminal shows, if that is known.
+    shown: Option<Grid>,
 }
 
 impl Screen {
@@ -43,9 +45,16 @@ impl Screen {
     /// # Errors
     /// The terminal cannot be used.
     pub(super) fn open() -> io::Result<Self> {
-        // Restores the terminal before the message of a panic is printed, too.
-        let terminal = ratatui::try_init()?;
-        Ok(Self { terminal })
+        // The message of a panic is for the first screen.
+        let report = panic::take_hook();
+        panic::set_hook(Box::new(move |panic| {
+            let _gone = restore();
+            report(panic);
+        }));
+        terminal::enable_raw_mode()?;
+        let screen = Self { shown: None };
+        execute!(stdout(), EnterAlternateScreen, Hide)?;
+        Ok(screen)
     }
 
     /// Draws a frame; the screen may have changed its size.
@@ -58,26 +67,38 @@ impl Screen {
         options: &Options,
         paint: Paint,
     ) -> io::Result<()> {
-        self.terminal.draw(|frame| draw(frame, view, options, paint)).map(|_| ())
+        let grid = draw(terminal::size()?, view, options, paint);
+        let mut changes = Vec::new();
+        grid.write_changes(self.shown.as_ref(), &mut changes)?;
+        stdout().write_all(&changes)?;
+        stdout().flush()?;
+        self.shown = Some(grid);
+        Ok(())
     }
 
     /// Has the next frame drawn as a whole.
-    ///
-    /// # Errors
-    /// The terminal cannot be written to.
-    pub(super) fn clear(&mut self) -> io::Result<()> {
-        // `Terminal::clear` asks the terminal where its cursor is, and the reader of keys would get
-        // the answer.
-        let size = self.terminal.size()?;
-        self.terminal.resize(Rect::from((Position::ORIGIN, size)))
+    pub(super) fn clear(&mut self) {
+        self.shown = None;
     }
 }
 
 impl Drop for Screen {
     fn drop(&mut self) {
         // There is nobody left to tell.
-        let _gone = ratatui::try_restore();
+        let _gone = restore();
     }
+}
+
+/// Shows the first screen again, with the cursor, unless it is shown already.
+///
+/// # Errors
+/// The terminal is gone.
+fn restore() -> io::Result<()> {
+    if terminal::is_raw_mode_enabled()? {
+        terminal::disable_raw_mode()?;
+        execute!(stdout(), LeaveAlternateScreen, Show)?;
+    }
+    Ok(())
 }
 
 /// Reads keys on a thread that may block. Dropping it ends the thread.

@@ -2,10 +2,10 @@
 //! expected, and the pictures of docs/images.
 #![allow(clippy::unwrap_used)]
 
-use ratatui::Terminal;
-use ratatui::backend::TestBackend;
+use crossterm::style::Color;
 
 use super::frame::{self, Paint};
+use super::grid::{Cell, Grid};
 use super::options::{Action, Options, Sort};
 use super::view::{Router, View};
 
@@ -24,28 +24,16 @@ fn lost(name: &str, error: &str) -> Router {
     Router { name: name.to_owned(), snapshot: None, error: Some(error.to_owned()) }
 }
 
-/// The terminal after a frame.
-fn drawn(routers: &[Router], options: &Options, size: (u16, u16)) -> Terminal<TestBackend> {
-    let mut terminal = Terminal::new(TestBackend::new(size.0, size.1)).unwrap();
-    let view = View::new(routers, options);
-    terminal.draw(|frame| frame::draw(frame, &view, options, Paint { has_colour: true })).unwrap();
-    terminal
+/// The screen after a frame.
+fn drawn(routers: &[Router], options: &Options, size: (u16, u16)) -> Grid {
+    frame::draw(size, &View::new(routers, options), options, Paint { has_colour: true })
 }
 
 /// The text on the screen, one line for each row.
 fn screen(routers: &[Router], options: &Options, size: (u16, u16)) -> String {
-    let terminal = drawn(routers, options, size);
-    let buffer = terminal.backend().buffer();
     let mut text = String::new();
-    for y in 0..size.1 {
-        let mut row = String::new();
-        let mut x = 0;
-        while x < size.0 {
-            let symbol = buffer[(x, y)].symbol();
-            row += symbol;
-            // A wide character takes the cell behind it, too.
-            x += u16::try_from(crate::safe_text::columns(symbol)).unwrap().max(1);
-        }
+    for row in drawn(routers, options, size).rows() {
+        let row: String = row.iter().filter_map(|cell| cell.symbol).collect();
         text += row.trim_end();
         text.push('\n');
     }
@@ -87,15 +75,15 @@ fn frames_show_a_healthy_cluster_in_80_columns_and_24_rows() {
 #[test]
 fn frames_of_the_manual_are_those_of_the_program() {
     let routers = [router("127.0.0.1:9090", HEALTHY)];
-    let terminal = drawn(&routers, &Options::default(), (100, 21));
+    let screen = drawn(&routers, &Options::default(), (100, 21));
     let what = "splitrail top in front of two prefill and two decode workers";
-    compare_file("../docs/images/top.svg", &svg::svg(terminal.backend().buffer(), what));
+    compare_file("../docs/images/top.svg", &svg::svg(&screen, what));
     let routers = [router("10.0.0.1:9090", HEALTHY), router("10.0.0.2:9090", TROUBLED)];
     let mut options = Options::default();
     options.apply(Action::Model, &View::new(&routers, &options).models);
-    let terminal = drawn(&routers, &options, (100, 27));
+    let screen = drawn(&routers, &options, (100, 27));
     let what = "splitrail top over two routers, with workers that drain, are down or fail";
-    compare_file("../docs/images/top-trouble.svg", &svg::svg(terminal.backend().buffer(), what));
+    compare_file("../docs/images/top-trouble.svg", &svg::svg(&screen, what));
 }
 
 #[test]
@@ -146,15 +134,13 @@ fn every_size_of_a_terminal_has_a_frame() {
 fn without_colour_no_cell_has_one() {
     let routers = [router("10.0.0.2:9090", TROUBLED)];
     let options = Options::default();
-    let mut terminal = Terminal::new(TestBackend::new(80, 24)).unwrap();
     let view = View::new(&routers, &options);
-    terminal
-        .draw(|frame| frame::draw(frame, &view, &options, Paint { has_colour: false }))
-        .unwrap();
-    let coloured = |cell: &ratatui::buffer::Cell| cell.fg != ratatui::style::Color::Reset;
-    assert!(!terminal.backend().buffer().content().iter().any(coloured));
-    let cells = drawn(&routers, &options, (80, 24));
-    assert!(cells.backend().buffer().content().iter().any(coloured));
+    let has_colour = |has_colour| {
+        let screen = frame::draw((80, 24), &view, &options, Paint { has_colour });
+        screen.rows().flatten().any(|cell| cell.style.foreground_color.is_some())
+    };
+    assert!(has_colour(true));
+    assert!(!has_colour(false));
 }
 
 #[test]
@@ -182,9 +168,9 @@ fn with_results(results: serde_json::Value) -> (String, bool) {
     snapshot["models"][0]["failures_per_s"] = not_ok.map(|(k, v)| (k.clone(), v.clone())).collect();
     snapshot["models"][0]["results_per_s"] = results;
     let routers = [router("a:1", &snapshot.to_string())];
-    let terminal = drawn(&routers, &Options::default(), (80, 24));
-    let is_red =
-        (0..80).any(|x| terminal.backend().buffer()[(x, 2)].fg == ratatui::style::Color::Red);
+    let grid = drawn(&routers, &Options::default(), (80, 24));
+    let row = grid.rows().nth(2).unwrap();
+    let is_red = row.iter().any(|cell| cell.style.foreground_color == Some(Color::DarkRed));
     (screen(&routers, &Options::default(), (80, 24)), is_red)
 }
 

@@ -238,16 +238,6 @@ pub fn generate(
     Ok((key, entry))
 }
 
-/// A new random text for a secret that programs share: 64 hexadecimal digits.
-///
-/// # Errors
-/// As for [`generate`].
-pub fn random_text() -> std::io::Result<String> {
-    let mut random = [0; 32];
-    fill(&mut random)?;
-    Ok(hex(&random))
-}
-
 fn fill(random: &mut [u8]) -> std::io::Result<()> {
     let filled = SystemRandom::new().fill(random);
     filled.map_err(|_| std::io::Error::other("the system has no random numbers"))

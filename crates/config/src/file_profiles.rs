@@ -12,7 +12,8 @@ pub(super) const ROUTER_PROFILE: FileProfile = FileProfile {
         "cache_salt_key",
         "tracing.otlp.headers",
     ],
-    empty: "`splitrail init` writes a file to start from",
+    empty: "write `models:` with the name and the engines of a model, or serve one without a file: \
+            `splitrail serve --model NAME --prefill URL --decode URL`",
     too_large: "split the fleet over several routers",
 };
 

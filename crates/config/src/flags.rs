@@ -88,7 +88,9 @@ pub(crate) fn name_flags(problem: &mut Problem, flags: &Flags) {
         ] {
             replace(text, &format!("`{key}`"), &format!("`{flag}`"));
         }
-        replace(text, "`tokenizer: none`", "`--tokenizer none`");
+        for kind in ["engine", "none"] {
+            replace(text, &format!("`tokenizer: {kind}`"), &format!("`--tokenizer {kind}`"));
+        }
         replace(text, "the configuration's folder", "the current folder");
     }
 }
@@ -158,5 +160,15 @@ mod tests {
             let problems = problems.load(Parts::ALL).unwrap_err();
             assert!(problems.to_string().starts_with(expected), "{problems}");
         }
+    }
+
+    #[test]
+    fn a_tokenizer_that_is_not_on_this_host_is_told_with_what_to_do() {
+        let tokenizer = Some("org/nowhere".to_owned());
+        let flags = Flags { tokenizer, ..flags(&[], &["http://d:1"]) };
+        let told = ConfigText::of_flags(flags).load(Parts::ALL).unwrap_err().to_string();
+        assert!(told.contains("command line: `--tokenizer` \"org/nowhere\" is neither"), "{told}");
+        assert!(told.contains("`hf download org/nowhere "), "{told}");
+        assert!(told.contains("`--tokenizer engine` asks the engines"), "{told}");
     }
 }

@@ -31,12 +31,11 @@ pub mod tls;
 mod value;
 
 pub use addition::Addition;
-pub use config_text::{ConfigText, MissingTokenizer};
+pub use config_text::ConfigText;
 pub use flags::Flags;
 pub use model::*;
 pub use parts::Parts;
 pub use scalar::BlockSize;
-pub use short_forms::hub_folder;
 pub use splitrail_settings::{Problem, Problems, ResolvedSecret, SecretError};
 
 /// A valid configuration, with warnings about it.

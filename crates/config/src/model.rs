@@ -225,9 +225,9 @@ pub struct Model {
     #[serde(default)]
     pub block_size: BlockSize,
     /// How prompts become tokens. KV routing needs a tokenizer. A text is the model's folder, or the
-    /// id of a model that is in the Hugging Face cache of this host (`Qwen/Qwen3-8B`; it is
-    /// downloaded only with `--download`), or `engine`, or `none`. Without a value, the name of the
-    /// model is looked up in that cache; if it is not there, KV routing is off, with a warning.
+    /// id of a model that is in the Hugging Face cache of this host (`Qwen/Qwen3-8B`; nothing is
+    /// downloaded), or `engine`, or `none`. Without a value, the name of the model is looked up in
+    /// that cache; if it is not there, KV routing is off, with a warning.
     #[serde(default = "tokenizer::none")]
     #[schemars(with = "tokenizer::TokenizerEntry", transform = scalar::derived)]
     pub tokenizer: TokenizerConfig,

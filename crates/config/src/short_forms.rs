@@ -10,15 +10,12 @@ use splitrail_settings::problem::ProblemReport;
 use splitrail_settings::tree::Node;
 use splitrail_settings::words::shown;
 
-use crate::config_text::MissingTokenizer;
-
 mod derived;
 mod hub;
 mod tokenizer;
 mod workers;
 
 pub(crate) use hub::Hub;
-pub use hub::hub_folder;
 pub(crate) use workers::WorkerPlace;
 
 /// What writing out the short forms has found.
@@ -51,15 +48,6 @@ pub(crate) fn expand(
         }
     }
     expanded
-}
-
-/// The tokenizers that models under `root` name by their ids on the hub, and that are not in `hub`.
-pub(crate) fn missing_tokenizers(root: &Node, base_dir: &Path, hub: &Hub) -> Vec<MissingTokenizer> {
-    let models = root.get("models").map(Node::items).unwrap_or_default();
-    let missing = models.iter().enumerate().filter_map(|(index, model)| {
-        tokenizer::missing(model, &format!("models[{index}]"), base_dir, hub)
-    });
-    missing.collect()
 }
 
 #[cfg(test)]

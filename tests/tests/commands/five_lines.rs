@@ -234,7 +234,7 @@ fn check_tells_what_follows_and_what_is_off() {
     assert!(told.contains("flow decode_first and connector nixl"), "{told}");
     let told = check(files.path(), &format!("models:\n  - name: org/other\n{pair}"), &[]);
     let warning = "checked.yaml:3:11: KV-aware routing is off for org/other: no tokenizer";
-    assert!(told.contains(warning) && told.contains("fetches org/other into the cache"), "{told}");
+    assert!(told.contains(warning) && told.contains("`hf download org/other "), "{told}");
     assert!(told.contains("flow prefill_first"), "{told}");
 }
 

@@ -3,8 +3,6 @@
 
 mod about;
 mod arguments;
-mod download;
 mod health;
-mod init;
 mod notation;
 mod support;

@@ -182,7 +182,10 @@ fn wheel_and_archive_are_installed_and_the_service_is_set_up_as_the_guide_says()
         "[ \"$(command -v splitrail)\" = /usr/local/bin/splitrail ]; splitrail-shim --version",
         &while_it_runs(guide.block("Try it without engines", "quickstart"), &ports),
         ENGINES,
-        guide.block("Write a configuration", "splitrail init"),
+        &format!(
+            "cat >splitrail.yaml <<'END'\n{}END",
+            guide.block("Write a configuration", "models:\n")
+        ),
         guide.block("Write a configuration", "splitrail check"),
         guide.block("Write a configuration", "splitrail completions"),
         guide.block("Run it as a service", "useradd"),

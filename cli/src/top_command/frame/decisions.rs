@@ -1,17 +1,16 @@
 //! The last decisions.
 
-use ratatui::text::{Line, Span};
-
-use super::{Paint, cell, figure, styled};
+use super::{Paint, cell, figure, plain, styled};
 use crate::safe_text::printable;
 use crate::top_command::figures::{age, count};
+use crate::top_command::grid::Line;
 use crate::top_command::live::Decision;
 use crate::top_command::view::View;
 
 /// Width of the columns before the note.
 const FIXED_COLUMNS: usize = 73;
 
-pub(super) fn lines(view: &View<'_>, width: usize, paint: Paint) -> Vec<Line<'static>> {
+pub(super) fn lines(view: &View<'_>, width: usize, paint: Paint) -> Vec<Line> {
     if view.decisions.is_empty() {
         return Vec::new();
     }
@@ -24,13 +23,13 @@ pub(super) fn lines(view: &View<'_>, width: usize, paint: Paint) -> Vec<Line<'st
         figure("cached", 8),
         cell("outcome", 14)
     );
-    let mut lines = vec![styled(printable(&text, width), Paint::title())];
+    let mut lines = vec![vec![styled(printable(&text, width), Paint::title())]];
     let shown = view.decisions.iter();
     lines.extend(shown.map(|(now, decision)| line(*now, decision, width, paint)));
     lines
 }
 
-fn line(now_unix_ms: u64, decision: &Decision, width: usize, paint: Paint) -> Line<'static> {
+fn line(now_unix_ms: u64, decision: &Decision, width: usize, paint: Paint) -> Line {
     let known = |figure: Option<u64>| count(figure.map(|figure| figure as f64));
     let outcome = decision.outcome.as_deref().unwrap_or("running");
     let style = match outcome {
@@ -47,11 +46,11 @@ fn line(now_unix_ms: u64, decision: &Decision, width: usize, paint: Paint) -> Li
         figure(&known(decision.cached_tokens), 8),
     );
     let room = width.saturating_sub(FIXED_COLUMNS);
-    Line::from(vec![
-        Span::raw(start),
-        Span::styled(cell(outcome, 14), style),
-        Span::raw(format!(" {}", printable(&note(decision), room))),
-    ])
+    vec![
+        plain(start),
+        styled(cell(outcome, 14), style),
+        plain(format!(" {}", printable(&note(decision), room))),
+    ]
 }
 
 /// The workers: `p0>d1`, or the only one.

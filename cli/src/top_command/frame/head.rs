@@ -1,10 +1,9 @@
 //! The upper part of a frame: routers, rates, latencies, and where prompt tokens came from.
 
-use ratatui::text::{Line, Span};
-
 use super::{Paint, ROUTERS_MAX, cell, figure, plain, styled};
 use crate::safe_text::{columns, printable};
 use crate::top_command::figures::{age, count, percent, time_ms};
+use crate::top_command::grid::Line;
 use crate::top_command::live::{Percentiles, Sources};
 use crate::top_command::options::Options;
 use crate::top_command::view::{Router, View};
@@ -24,12 +23,7 @@ const RESULT_MAX_COLUMNS: usize = 16;
 /// Maximum width of the name of a router.
 const ROUTER_MAX_COLUMNS: usize = 24;
 
-pub(super) fn lines(
-    view: &View<'_>,
-    options: &Options,
-    width: usize,
-    paint: Paint,
-) -> Vec<Line<'static>> {
+pub(super) fn lines(view: &View<'_>, options: &Options, width: usize, paint: Paint) -> Vec<Line> {
     let mut lines = vec![first(view, options, width, paint)];
     lines.extend(routers(view, width, paint));
     lines.push(rates(view, paint));
@@ -41,14 +35,14 @@ pub(super) fn lines(
 }
 
 /// The keys, and the order of workers.
-pub(super) fn keys(options: &Options, width: usize) -> Line<'static> {
+pub(super) fn keys(options: &Options, width: usize) -> Line {
     let keys = "q quit  p pause  s sort  m model  \u{2191}\u{2193} scroll";
     let sorted = format!("sorted by {}", options.sort.name());
     let space = width.saturating_sub(columns(keys) + columns(&sorted));
-    styled(format!("{keys}{}{sorted}", " ".repeat(space)), Paint::dim())
+    vec![styled(format!("{keys}{}{sorted}", " ".repeat(space)), Paint::dim())]
 }
 
-fn first(view: &View<'_>, options: &Options, width: usize, paint: Paint) -> Line<'static> {
+fn first(view: &View<'_>, options: &Options, width: usize, paint: Paint) -> Line {
     let model = match (&options.model, view.models.len()) {
         (Some(model), _) => model.clone(),
         (None, 1) => view.models[0].to_owned(),
@@ -63,14 +57,10 @@ fn first(view: &View<'_>, options: &Options, width: usize, paint: Paint) -> Line
     };
     let left = format!("splitrail top  {}{flow}", printable(&model, 40));
     let space = width.saturating_sub(columns(&left) + columns(state));
-    Line::from(vec![
-        Span::styled(left, Paint::title()),
-        Span::raw(" ".repeat(space)),
-        Span::styled(state, paint.changing()),
-    ])
+    vec![styled(left, Paint::title()), plain(" ".repeat(space)), styled(state, paint.changing())]
 }
 
-fn routers(view: &View<'_>, width: usize, paint: Paint) -> Vec<Line<'static>> {
+fn routers(view: &View<'_>, width: usize, paint: Paint) -> Vec<Line> {
     let names = view.routers.iter().map(|router| columns(&router.name)).max().unwrap_or_default();
     let name_width = names.min(ROUTER_MAX_COLUMNS);
     let hashes: Vec<_> =
@@ -85,10 +75,10 @@ fn routers(view: &View<'_>, width: usize, paint: Paint) -> Vec<Line<'static>> {
     let mut lines: Vec<_> =
         shown.iter().take(ROUTERS_MAX).map(|router| router_line(router, &layout, paint)).collect();
     if !is_all {
-        lines.push(plain(format!("and {} more routers", shown.len() - ROUTERS_MAX)));
+        lines.push(vec![plain(format!("and {} more routers", shown.len() - ROUTERS_MAX))]);
     }
     if differ {
-        lines.push(styled("the routers run different configurations", paint.bad()));
+        lines.push(vec![styled("the routers run different configurations", paint.bad())]);
     }
     lines
 }
@@ -103,58 +93,55 @@ struct RouterLayout {
     differ: bool,
 }
 
-fn router_line(router: &Router, layout: &RouterLayout, paint: Paint) -> Line<'static> {
+fn router_line(router: &Router, layout: &RouterLayout, paint: Paint) -> Line {
     let RouterLayout { name_width, width, differ } = *layout;
     let name = cell(&router.name, name_width);
     let room = width.saturating_sub(name_width + 2);
     let Some(snapshot) = &router.snapshot else {
         let why = router.error.as_deref().unwrap_or("connecting");
-        return Line::from(vec![
-            Span::raw(name + "  "),
-            Span::styled(printable(why, room), paint.bad()),
-        ]);
+        return vec![plain(name + "  "), styled(printable(why, room), paint.bad())];
     };
     let hash: String = snapshot.config_hash.chars().take(HASH_DIGITS).collect();
     let version = printable(&snapshot.router_version, 16);
     let about = format!("  v{version}  up {:>4}  config ", age(snapshot.uptime_ms));
-    let mut spans = vec![Span::raw(name + "  ")];
+    let mut spans = vec![plain(name + "  ")];
     let hash_style = if differ { paint.bad() } else { Default::default() };
     match &snapshot.not_ready_why {
-        _ if snapshot.ready => spans.push(Span::styled("ready", paint.good())),
+        _ if snapshot.ready => spans.push(styled("ready", paint.good())),
         why => {
             let why = format!("not ready: {}", why.as_deref().unwrap_or("unknown"));
-            spans.push(Span::styled(printable(&why, room), paint.bad()));
+            spans.push(styled(printable(&why, room), paint.bad()));
             return Line::from(spans);
         }
     }
-    spans.extend([Span::raw(about), Span::styled(printable(&hash, HASH_DIGITS), hash_style)]);
+    spans.extend([plain(about), styled(printable(&hash, HASH_DIGITS), hash_style)]);
     // These are requests of no model.
     for (result, per_s) in snapshot.unplaced_failures_per_s.iter().take(RESULTS_MAX) {
         let failures = format!("  {} {}/s", printable(result, 8), count(Some(*per_s)));
-        spans.push(Span::styled(failures, paint.bad()));
+        spans.push(styled(failures, paint.bad()));
     }
     Line::from(spans)
 }
 
-fn rates(view: &View<'_>, paint: Paint) -> Line<'static> {
+fn rates(view: &View<'_>, paint: Paint) -> Line {
     let totals = &view.totals;
     let failures = format!("failed/s {}", figure(&count(Some(totals.failures_per_s)), 5));
     let style = if totals.failures_per_s > 0.0 { paint.bad() } else { Default::default() };
-    Line::from(vec![
-        Span::raw(format!("requests/s {}  ", figure(&count(totals.requests_per_s), 5))),
-        Span::styled(failures, style),
-        Span::raw(format!(
+    vec![
+        plain(format!("requests/s {}  ", figure(&count(totals.requests_per_s), 5))),
+        styled(failures, style),
+        plain(format!(
             "  in flight {}  queued {}  gen tok/s {}",
             figure(&count(Some(totals.requests_in_flight as f64)), 5),
             figure(&count(Some(totals.queue_requests as f64)), 4),
             figure(&count(totals.generation_tokens_per_s), 5),
         )),
-    ])
+    ]
 }
 
 /// Requests that ended otherwise than well, and are not the fault of routers and engines, as far as
 /// there is room.
-fn others(view: &View<'_>, width: usize) -> Option<Line<'static>> {
+fn others(view: &View<'_>, width: usize) -> Option<Line> {
     let mut text = String::new();
     for (result, rate) in &view.totals.others_per_s {
         let result = printable(result, RESULT_MAX_COLUMNS);
@@ -164,10 +151,10 @@ fn others(view: &View<'_>, width: usize) -> Option<Line<'static>> {
         }
         text += &part;
     }
-    (!text.is_empty()).then(|| plain(text.trim_end()))
+    (!text.is_empty()).then(|| vec![plain(text.trim_end())])
 }
 
-fn latencies(view: &View<'_>) -> Line<'static> {
+fn latencies(view: &View<'_>) -> Line {
     let three = |percentiles: Option<Percentiles>| {
         let of = |p: fn(Percentiles) -> f64| figure(&time_ms(percentiles.map(p)), 5);
         format!("p50 {} p90 {} p99 {}", of(|p| p.p50), of(|p| p.p90), of(|p| p.p99))
@@ -176,11 +163,15 @@ fn latencies(view: &View<'_>) -> Line<'static> {
     // Percentiles of several routers cannot be summed.
     let several = view.routers.iter().filter(|router| router.snapshot.is_some()).count() > 1;
     let worst = if several { " (worst)" } else { "" };
-    plain(format!("TTFT {}  ITL {}{worst}", three(totals.ttft_ms), three(totals.inter_token_ms)))
+    vec![plain(format!(
+        "TTFT {}  ITL {}{worst}",
+        three(totals.ttft_ms),
+        three(totals.inter_token_ms)
+    ))]
 }
 
 /// Where the time up to the first token goes, the largest part first, as far as there is room.
-fn stages(view: &View<'_>, width: usize) -> Option<Line<'static>> {
+fn stages(view: &View<'_>, width: usize) -> Option<Line> {
     let mut text = "TTFT parts".to_owned();
     for (stage, ms) in &view.totals.stages_ms {
         let part = format!(" {} {} ", printable(stage, STAGE_MAX_COLUMNS), time_ms(Some(*ms)));
@@ -189,11 +180,11 @@ fn stages(view: &View<'_>, width: usize) -> Option<Line<'static>> {
         }
         text += &part;
     }
-    (!view.totals.stages_ms.is_empty()).then(|| plain(text))
+    (!view.totals.stages_ms.is_empty()).then(|| vec![plain(text)])
 }
 
 /// Where prompt tokens came from: one line for each kind of leg that had any.
-fn sources(view: &View<'_>, width: usize) -> Vec<Line<'static>> {
+fn sources(view: &View<'_>, width: usize) -> Vec<Line> {
     let has_prefill = view.rows.iter().any(|row| row.role == "prefill");
     let mut lines = Vec::new();
     if has_prefill {
@@ -203,7 +194,7 @@ fn sources(view: &View<'_>, width: usize) -> Vec<Line<'static>> {
     lines
 }
 
-fn source_line(leg: &str, sources: Sources, width: usize) -> Line<'static> {
+fn source_line(leg: &str, sources: Sources, width: usize) -> Line {
     let parts = [sources.cached, sources.transferred, sources.computed];
     let total: f64 = parts.iter().flatten().sum();
     let ratio = |part: Option<f64>| part.filter(|_| total > 0.0).map(|part| part / total);
@@ -217,7 +208,10 @@ fn source_line(leg: &str, sources: Sources, width: usize) -> Line<'static> {
         share(parts[2])
     );
     let room = width.saturating_sub(columns(&lead) + columns(&figures));
-    plain(format!("{lead}{}{figures}", bar(parts.map(|part| ratio(part).unwrap_or(0.0)), room)))
+    vec![plain(format!(
+        "{lead}{}{figures}",
+        bar(parts.map(|part| ratio(part).unwrap_or(0.0)), room)
+    ))]
 }
 
 /// A bar of three shares that sum to 1, or to 0.

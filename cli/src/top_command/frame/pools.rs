@@ -1,10 +1,9 @@
 //! The pools of workers, and what is wrong with workers.
 
-use ratatui::text::{Line, Span};
-
 use super::{Paint, cell, figure, plain, styled};
 use crate::safe_text::{columns, cut, printable};
 use crate::top_command::figures::{count, percent, time_ms};
+use crate::top_command::grid::Line;
 use crate::top_command::view::{Row, View, is_in_service, takes_work};
 
 /// Width of the columns at the right of the worker's id.
@@ -19,9 +18,9 @@ const TEXT_COLUMNS: usize = 160;
 /// Share of a KV cache from which it is nearly full.
 const NEARLY_FULL: f64 = 0.9;
 
-pub(super) fn lines(view: &View<'_>, width: usize, paint: Paint) -> Vec<Line<'static>> {
+pub(super) fn lines(view: &View<'_>, width: usize, paint: Paint) -> Vec<Line> {
     if view.rows.is_empty() {
-        return vec![plain("no workers are known yet")];
+        return vec![vec![plain("no workers are known yet")]];
     }
     let ids = view.rows.iter().map(|row| columns(&printable(row.id, ID_COLUMNS.1))).max();
     let room = width.saturating_sub(FIGURES_COLUMNS).clamp(ID_COLUMNS.0, ID_COLUMNS.1);
@@ -39,11 +38,7 @@ pub(super) fn lines(view: &View<'_>, width: usize, paint: Paint) -> Vec<Line<'st
 }
 
 /// As many lines as there is room for, from `scroll` on. The titles stay.
-pub(super) fn scrolled(
-    mut lines: Vec<Line<'static>>,
-    scroll: usize,
-    room: usize,
-) -> Vec<Line<'static>> {
+pub(super) fn scrolled(mut lines: Vec<Line>, scroll: usize, room: usize) -> Vec<Line> {
     if lines.len() <= room || room < 3 {
         lines.truncate(room);
         return lines;
@@ -55,11 +50,11 @@ pub(super) fn scrolled(
     let below = rest.len() - first - shown;
     lines.extend(rest.into_iter().skip(first).take(shown));
     let more = format!("  {first} lines above, {below} below");
-    lines.push(styled(more, Paint::dim()));
+    lines.push(vec![styled(more, Paint::dim())]);
     lines
 }
 
-fn titles(id_width: usize) -> Line<'static> {
+fn titles(id_width: usize) -> Line {
     let figures = [("req", 5), ("prefill", 8), ("run", 5), ("wait", 5), ("KV", 5), ("hit", 5)];
     let figures: String = figures.iter().map(|(title, width)| figure(title, *width)).collect();
     let text = format!(
@@ -68,10 +63,10 @@ fn titles(id_width: usize) -> Line<'static> {
         cell("state", 10),
         figure("lag", 7)
     );
-    styled(text, Paint::title())
+    vec![styled(text, Paint::title())]
 }
 
-fn pool(view: &View<'_>, first: &Row<'_>) -> Line<'static> {
+fn pool(view: &View<'_>, first: &Row<'_>) -> Line {
     let members = view.rows.iter().filter(|row| (row.model, row.role) == (first.model, first.role));
     let serving = members.clone().filter(|row| is_in_service(row.state)).count();
     let name = match first.role {
@@ -83,10 +78,10 @@ fn pool(view: &View<'_>, first: &Row<'_>) -> Line<'static> {
         _ => format!("{}: ", printable(first.model, 40)),
     };
     let members = members.count();
-    styled(format!("{model}{name}, {serving} of {members} serving"), Paint::title())
+    vec![styled(format!("{model}{name}, {serving} of {members} serving"), Paint::title())]
 }
 
-fn worker(row: &Row<'_>, id_width: usize, paint: Paint) -> Line<'static> {
+fn worker(row: &Row<'_>, id_width: usize, paint: Paint) -> Line {
     let whole = |figure: u64| count(Some(figure as f64));
     let known = |figure: Option<u64>| count(figure.map(|figure| figure as f64));
     let state = if row.is_mixed { format!("{}*", row.state) } else { row.state.to_owned() };
@@ -95,25 +90,25 @@ fn worker(row: &Row<'_>, id_width: usize, paint: Paint) -> Line<'static> {
         (true, true) => "  ",
         _ => "! ",
     };
-    Line::from(vec![
-        Span::styled(mark, paint.bad()),
-        Span::raw(cell(row.id, id_width) + " "),
-        Span::styled(cell(&state, 10), paint.state(row.state)),
-        Span::raw(figure(&whole(row.requests), 5)),
-        Span::raw(figure(&whole(row.prefill_tokens), 8)),
-        Span::raw(figure(&known(row.engine_running), 5)),
-        Span::raw(figure(&known(row.engine_waiting), 5)),
-        Span::styled(
+    vec![
+        styled(mark, paint.bad()),
+        plain(cell(row.id, id_width) + " "),
+        styled(cell(&state, 10), paint.state(row.state)),
+        plain(figure(&whole(row.requests), 5)),
+        plain(figure(&whole(row.prefill_tokens), 8)),
+        plain(figure(&known(row.engine_running), 5)),
+        plain(figure(&known(row.engine_waiting), 5)),
+        styled(
             figure(&percent(row.kv_used_ratio), 5),
             if is_full { paint.bad() } else { Default::default() },
         ),
-        Span::raw(figure(&percent(row.hit_ratio), 5)),
-        Span::raw(figure(&time_ms(row.event_lag_ms), 7)),
-    ])
+        plain(figure(&percent(row.hit_ratio), 5)),
+        plain(figure(&time_ms(row.event_lag_ms), 7)),
+    ]
 }
 
 /// One line for each worker that gets no work or has another issue.
-pub(super) fn warnings(view: &View<'_>, width: usize, paint: Paint) -> Vec<Line<'static>> {
+pub(super) fn warnings(view: &View<'_>, width: usize, paint: Paint) -> Vec<Line> {
     let mut lines = Vec::new();
     for row in &view.rows {
         let mut what = Vec::new();
@@ -126,7 +121,7 @@ pub(super) fn warnings(view: &View<'_>, width: usize, paint: Paint) -> Vec<Line<
         what.extend(row.issues.iter().map(|issue| printable(issue, TEXT_COLUMNS)));
         if !what.is_empty() {
             let text = format!("! {}: {}", printable(row.id, ID_COLUMNS.1), what.join("; "));
-            lines.push(styled(cut(&text, width), paint.state(row.state)));
+            lines.push(vec![styled(cut(&text, width), paint.state(row.state))]);
         }
     }
     lines

@@ -2,8 +2,9 @@
 
 use std::fmt::Write as _;
 
-use ratatui::buffer::{Buffer, Cell};
-use ratatui::style::{Color, Modifier};
+use crossterm::style::{Attribute, Color};
+
+use super::{Cell, Grid};
 
 /// Width and height of a cell, in pixels.
 const CELL: (u16, u16) = (8, 17);
@@ -24,20 +25,20 @@ struct Look {
 
 impl Look {
     fn of(cell: &Cell) -> Self {
-        let colour = match cell.fg {
-            Color::Green => "#5ec9a8",
-            Color::Yellow => "#e2b04c",
-            Color::Red => "#ff9270",
+        let colour = match cell.style.foreground_color {
+            Some(Color::DarkGreen) => "#5ec9a8",
+            Some(Color::DarkYellow) => "#e2b04c",
+            Some(Color::DarkRed) => "#ff9270",
             _ => TEXT,
         };
-        let is = |modifier| cell.modifier.contains(modifier);
-        Self { colour, is_bold: is(Modifier::BOLD), is_dim: is(Modifier::DIM) }
+        let is = |attribute| cell.style.attributes.has(attribute);
+        Self { colour, is_bold: is(Attribute::Bold), is_dim: is(Attribute::Dim) }
     }
 }
 
 /// The picture of a screen, for people who cannot see the screen with this description.
-pub(super) fn svg(buffer: &Buffer, description: &str) -> String {
-    let (columns, rows) = (buffer.area.width, buffer.area.height);
+pub(super) fn svg(screen: &Grid, description: &str) -> String {
+    let (columns, rows) = screen.size();
     let size = (columns * CELL.0 + 2 * MARGIN, rows * CELL.1 + 2 * MARGIN);
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {}\" width=\"{0}\" height=\"{1}\" \
@@ -48,15 +49,12 @@ pub(super) fn svg(buffer: &Buffer, description: &str) -> String {
         size.1,
         escaped(description)
     );
-    for y in 0..rows {
+    for (y, row) in (0..).zip(screen.rows()) {
         let mut x = 0;
-        while x < columns {
-            let look = Look::of(&buffer[(x, y)]);
-            let end = (x..columns).find(|at| Look::of(&buffer[(*at, y)]) != look);
-            let end = end.unwrap_or(columns);
-            let run: String = (x..end).map(|at| buffer[(at, y)].symbol()).collect();
-            put_run(&mut svg, &run, (x, y), look);
-            x = end;
+        for run in row.chunk_by(|one, next| Look::of(one) == Look::of(next)) {
+            let text: String = run.iter().filter_map(|cell| cell.symbol).collect();
+            put_run(&mut svg, &text, (x, y), Look::of(&run[0]));
+            x += u16::try_from(run.len()).unwrap();
         }
     }
     svg + "</g>\n</svg>\n"

@@ -1,4 +1,4 @@
-//! Models in the local cache of the Hugging Face hub. Nothing is downloaded here.
+//! Models in the local cache of the Hugging Face hub. Nothing is downloaded.
 //!
 //! The layout is that of `huggingface_hub`: `models--ORG--NAME/refs/main` holds the name of a folder
 //! in `models--ORG--NAME/snapshots`.
@@ -27,12 +27,6 @@ pub(crate) enum CachedModel {
     NoTokenizer(PathBuf),
     /// Nothing.
     Nothing,
-}
-
-/// The folder of the Hugging Face cache of this host, as the environment names it. It may not exist.
-#[must_use]
-pub fn hub_folder() -> Option<PathBuf> {
-    Hub::of_process().folder
 }
 
 impl Hub {

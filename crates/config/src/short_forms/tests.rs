@@ -235,7 +235,7 @@ fn a_tokenizer_is_a_folder_or_the_id_of_a_cached_model() {
         ("a/b/c", "\"a/b/c\" does not exist"),
         (
             "org/other",
-            "\"org/other\" is neither a folder nor in the Hugging Face cache -> `--download` of `serve` and `check` fetches org/other",
+            "\"org/other\" is neither a folder nor in the Hugging Face cache -> `hf download org/other --exclude \"*.safetensors\"` on the router's host puts it into the cache",
         ),
     ] {
         let told = told(&hub, &with(text));
@@ -248,7 +248,7 @@ fn a_tokenizer_is_a_folder_or_the_id_of_a_cached_model() {
     let (_folder, weights) = cache("org/model", &["model.safetensors"]);
     let lacking = told(&weights, &with("org/model"));
     assert!(
-        lacking[0].contains("is cached without its `tokenizer.json` -> `--download` of"),
+        lacking[0].contains("is cached without its `tokenizer.json` -> `hf download org/model "),
         "{lacking:?}"
     );
 }
@@ -262,6 +262,8 @@ fn a_model_without_a_tokenizer_is_loudly_without_kv_routing() {
         assert_eq!((warning.line, warning.column), (2, 11));
         assert_eq!(warning.message, format!("KV-aware routing is off for {name}: no tokenizer"));
         assert!(warning.hint.starts_with("add `tokenizer:`"), "{warning}");
+        assert_eq!(warning.hint.contains("`hf download Qwen/Qwen3-8B "), !name.starts_with('/'));
+        assert!(warning.hint.contains("`tokenizer: engine` asks the engines"), "{warning}");
         let model = &loaded.config.models[0];
         assert_eq!((path_of(model), model.flow), (None, Flow::PrefillFirst));
         assert!(model.queue.is_none() && model.cache_loss_tracking.is_none());

@@ -8,10 +8,12 @@ use splitrail_settings::tree::{Node, Value};
 use splitrail_settings::words::shown;
 
 use super::hub::{CachedModel, Hub, is_id};
-use crate::config_text::MissingTokenizer;
 
 /// What the text form of `tokenizer` can name, for hints.
 const FORMS: &str = "the model's folder, or its id if it is in the Hugging Face cache of this host";
+
+/// The tokenizer that needs no files, for hints.
+const ENGINE: &str = "`tokenizer: engine` asks the engines for the tokens of each prompt";
 
 /// Writes the tokenizer of `model` out as a mapping. A model without one gets that of its name, if
 /// the cache has it, and otherwise none, with a warning. Returns what was derived.
@@ -35,30 +37,6 @@ pub(super) fn expand(
         Some((_, None)) => None,
         None => by_name(model, hub, report),
     }
-}
-
-/// The tokenizer of `model`, if an id names it that is not in the cache.
-pub(super) fn missing(
-    model: &Node,
-    path: &str,
-    base_dir: &Path,
-    hub: &Hub,
-) -> Option<MissingTokenizer> {
-    let is_absent =
-        |text: &str| is_id(text) && !matches!(hub.find(text), CachedModel::Tokenizer(_));
-    let (key, node) = match model.get("tokenizer") {
-        Some(node) => ("tokenizer", node),
-        None => ("name", model.get("name")?),
-    };
-    let text = node.text()?;
-    let is_missing = match key {
-        "tokenizer" => {
-            !matches!(text, "none" | "engine") && !base_dir.join(text).exists() && is_absent(text)
-        }
-        // A name without an organisation is rarely one of the hub.
-        _ => text.contains('/') && is_absent(text),
-    };
-    is_missing.then(|| MissingTokenizer::new(text, format!("{path}.{key}"), node.at))
 }
 
 /// A tokenizer as the configuration writes it.
@@ -111,26 +89,27 @@ fn by_text(
         let hint = format!("write {FORMS}; relative paths start at the configuration's folder");
         return Err((format!("`{path}` \"{name}\" does not exist"), hint));
     }
+    let remedy = || format!("{}; or write the model's folder; {ENGINE}", download(&name, hub));
     match hub.find(text) {
         CachedModel::Tokenizer(folder) => Ok(Tokenizer::Folder(folder.display().to_string())),
         CachedModel::NoTokenizer(folder) => {
             let folder = folder.display();
             let message = format!("`{path}` \"{name}\" is cached without its `tokenizer.json`");
-            Err((message, format!("{} ({folder} lacks it)", download(&name, hub))))
+            Err((message, format!("{} ({folder} lacks it)", remedy())))
         }
         CachedModel::Nothing => {
             let message =
                 format!("`{path}` \"{name}\" is neither a folder nor in the Hugging Face cache");
-            Err((message, download(&name, hub)))
+            Err((message, remedy()))
         }
     }
 }
 
-/// The remedy for a model that is not cached.
+/// What is to be done for a model that is not cached.
 fn download(name: &str, hub: &Hub) -> String {
     format!(
-        "`--download` of `serve` and `check` fetches {name} into the cache ({}), or name the model's \
-         folder",
+        "`hf download {name} --exclude \"*.safetensors\"` on the router's host puts it into the \
+         cache ({})",
         hub.shown()
     )
 }
@@ -152,10 +131,7 @@ fn by_name(model: &mut Node, hub: &Hub, report: &mut ProblemReport) -> Option<St
             true => format!("add `tokenizer:`, {FORMS}: {}", download(&name, hub)),
             false => format!("add `tokenizer:`, {FORMS}"),
         };
-        let hint = format!(
-            "{hint}; `tokenizer: engine` asks the engines for the tokens of each prompt, and \
-             `tokenizer: none` says that none is wanted"
-        );
+        let hint = format!("{hint}; {ENGINE}, and `tokenizer: none` says that none is wanted");
         report.warn(at, message, hint);
         model.insert("tokenizer", Tokenizer::None.node(at));
         return None;

@@ -157,7 +157,6 @@ fn files_that_cannot_be_read_or_written_have_the_same_codes_everywhere() {
                 "none/ready.json",
             ],
         ),
-        (74, &["init", "--output", "none/splitrail.yaml"]),
         (74, &["man", "--output", "splitrail.yaml/man1"]),
     ] {
         let ran = Run { folder, ..Run::default() }.with(arguments);
