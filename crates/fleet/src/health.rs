@@ -10,7 +10,7 @@ use super::roster::Roster;
 use super::state::{Event, WorkerState};
 use super::worker::Worker;
 use crate::ServedModel;
-use splitrail_config::model::{EjectionConfig, Role};
+use splitrail_config::model::{EjectionConfig, OnNoPrefill, Role};
 use splitrail_workload::ejection::{Record, lasts, outliers};
 
 /// Interval at which ends of slow starts and ejections are checked, and the progress of workers.
@@ -27,7 +27,8 @@ pub(super) async fn run(served: Arc<ServedModel>) {
         let now = Instant::now();
         let roster = served.pool.roster();
         end_times(&roster, config.slow_start, now);
-        roster.iter().for_each(|worker| check_progress(worker, now));
+        let local = served.config.on_no_prefill == OnNoPrefill::Local;
+        roster.iter().for_each(|worker| check_progress(&roster, worker, local, now));
         if now >= next_look {
             next_look = now + config.ejection.interval;
             look(&roster, &config.ejection, now);
@@ -50,10 +51,19 @@ fn end_times(roster: &Roster, slow_start: Duration, now: Instant) {
     }
 }
 
-/// Takes a worker out of service that makes no progress, or back into service.
-fn check_progress(worker: &Worker, now: Instant) {
+/// Takes a worker out of service that makes no progress, or back into service. The last worker of its
+/// role that takes work stays: nothing could take its place. A prefill worker can be done without if
+/// decode workers compute prompts `local`ly.
+fn check_progress(roster: &Roster, worker: &Worker, local: bool, now: Instant) {
+    let role = worker.config.role;
+    let takes_its_place = |other: &Worker| {
+        other.index != worker.index && other.config.role == role && other.state().takes_work()
+    };
     match worker.progress.stuck_for(now) {
-        Some(silent) => {
+        Some(silent)
+            if (role == Role::Prefill && local)
+                || roster.iter().any(|other| takes_its_place(other)) =>
+        {
             let seconds = silent.as_secs_f64();
             let legs = worker.booked.requests();
             let why = format!("no sign of work for {seconds:.1} s, although {legs} legs wait");
@@ -62,7 +72,7 @@ fn check_progress(worker: &Worker, now: Instant) {
         None if worker.state() == WorkerState::Stuck => {
             worker.lifecycle.change(Event::Progress, "it shows work again, or no leg waits");
         }
-        None => {}
+        Some(_) | None => {}
     }
 }
 
@@ -97,8 +107,11 @@ fn record(worker: &Worker) -> Record {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::Pool;
     use crate::models::{SharedParts, models};
+    use splitrail_kv::{HashSeed, IndexConfig};
     use splitrail_telemetry::Metrics;
+    use splitrail_workload::progress::Awaited;
 
     const CONFIG: &str = r#"
 models:
@@ -109,6 +122,40 @@ models:
     workers: [{ id: w0, role: both, url: "http://w0:1" }]
     health: { ejection: { interval: 1s, requests_min: 3, base_time: 10m, ejected_percent_max: 50 } }
 "#;
+
+    #[test]
+    fn a_worker_without_progress_is_stuck_if_others_can_take_its_place() {
+        let worker = |id: &str, role: &str| {
+            let config = format!(r#"{{"id": "{id}", "role": "{role}", "url": "http://{id}:1"}}"#);
+            let config = serde_json::from_str(&config).unwrap();
+            move |number| Worker::new(number, config, "w:1".parse().unwrap())
+        };
+        let index = IndexConfig {
+            model: "m".into(),
+            block_size: 16,
+            seed: HashSeed(1),
+            max_blocks_per_worker: 8,
+        };
+        let pool = Pool::new(index, None);
+        let [prefill, first, last] = [("p", "prefill"), ("d0", "decode"), ("d1", "decode")]
+            .map(|(id, role)| pool.enter(worker(id, role)));
+        let legs = [&prefill, &first, &last].map(|worker| {
+            let leg = worker.book(None, 0, 10);
+            leg.set_awaited(Awaited::FirstOutput);
+            leg
+        });
+        let start = Instant::now();
+        let states = |local: bool, at_s: u64| {
+            let (roster, now) = (pool.roster(), start + Duration::from_secs(at_s));
+            roster.iter().for_each(|worker| check_progress(&roster, worker, local, now));
+            [&prefill, &first, &last].map(|worker| worker.state().name())
+        };
+        assert_eq!(states(false, 0), ["joining"; 3]);
+        assert_eq!(states(false, 60), ["joining", "stuck", "joining"]);
+        assert_eq!(states(true, 60), ["stuck", "stuck", "joining"]);
+        drop(legs);
+        assert_eq!(states(true, 61), ["serving", "serving", "joining"]);
+    }
 
     #[tokio::test]
     async fn an_ejection_lasts_when_the_models_configuration_changes() {

@@ -12,8 +12,9 @@
 //! | event | becomes |
 //! |---|---|
 //! | stores blocks, as its name says, and is unknown or cannot be used | nothing |
+//! | a removal that cannot be used | [`KvEvent::Dropped`] of the blocks whose hashes can be read: no event that could be used has stored the others |
 //! | unknown, in map form, with usable `block_hashes` | [`KvEvent::Dropped`] of these blocks |
-//! | another unknown event, or a removal that cannot be used | [`KvEvent::Cleared`] |
+//! | another unknown event | [`KvEvent::Cleared`] |
 //!
 //! To read all events again would help with none of them, because the engine would send the same.
 
@@ -31,7 +32,7 @@ pub use group::{GroupFilter, OtherGroups};
 
 use cursor::Cursor;
 use kind::EventKind;
-use stored::{RemovedEvent, StoredEvent, cleared_tier};
+use stored::{RemovedEvent, StoredEvent, cleared_tier, readable_hashes};
 
 /// Bounds on one payload. Exceeding one is a [`DecodeError`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -246,10 +247,17 @@ impl BatchReader<'_> {
         match self.usable_event(kind, is_map, cursor, skipped) {
             Err(error) if error.problem.is_of_one_value() => {
                 // What is left of the event must have an end nevertheless.
+                let mut again = start.clone();
                 *cursor = start;
                 cursor.skip_event()?;
                 if !kind.is_unknown() {
                     skipped.unusable_events += 1;
+                }
+                if kind == EventKind::Removed {
+                    let max_blocks = self.limits.max_blocks_per_event.min(self.blocks_left);
+                    let hashes = readable_hashes(&mut again, is_map, max_blocks)?;
+                    self.blocks_left -= hashes.len();
+                    return Ok((!hashes.is_empty()).then_some(KvEvent::Dropped { hashes }));
                 }
                 if !kind.may_remove() {
                     return Ok(None);

@@ -91,15 +91,22 @@ fn an_event_that_may_have_removed_blocks_leaves_none_of_them() {
         decode(&Pack::batch(1).map(1).int(4).str("x").0),
         decode(&Pack::batch(1).array(2).int(4).int(5).0),
         decode(&Pack::batch(1).array(0).0),
-        removed(|p| p.nil().nil().nil()),
-        removed(|p| p.array(2).int(1).bin(&[1]).nil().nil()),
-        removed(|p| p.ints(&[1]).int(3).nil()),
-        removed(|p| p.ints(&[1]).nil().int(-1)),
     ] {
         assert_eq!(
             (&batch.events[..], batch.skipped.replaced_by_clear),
             (&[KvEvent::Cleared][..], 1)
         );
+    }
+    let one = vec![KvEvent::Dropped { hashes: vec![EngineHash(1)] }];
+    for (batch, events) in [
+        (removed(|p| p.nil().nil().nil()), vec![]),
+        (removed(|p| p.int(1).nil().nil()), vec![]),
+        (removed(|p| p.array(2).int(1).bin(&[1]).nil().nil()), one.clone()),
+        (removed(|p| p.ints(&[1]).int(3).nil()), one.clone()),
+        (removed(|p| p.ints(&[1]).nil().int(-1)), one),
+    ] {
+        assert_eq!((batch.events, batch.skipped.unusable_events), (events, 1));
+        assert_eq!(batch.skipped.replaced_by_clear, 0);
     }
 }
 

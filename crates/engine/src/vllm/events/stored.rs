@@ -208,6 +208,37 @@ pub(super) fn cleared_tier(c: &mut Cursor<'_>, is_map: bool) -> Result<KvEvent, 
     Ok(KvEvent::TierCleared { tier: tier_of(medium) })
 }
 
+/// The hashes of a removal that cannot be used, as far as they can be read.
+pub(super) fn readable_hashes(
+    c: &mut Cursor<'_>,
+    is_map: bool,
+    limit: usize,
+) -> Result<Vec<EngineHash>, DecodeError> {
+    let mut hashes = Vec::new();
+    fields(c, is_map, RemovedEvent::key, |key, c| {
+        let start = c.clone();
+        let Some(count) = c.array_len("block_hashes").ok().filter(|_| key == "block_hashes") else {
+            *c = start;
+            return c.skip("event");
+        };
+        if count > limit {
+            return Err(c.error("block_hashes", DecodeProblem::TooMany { limit }));
+        }
+        for _ in 0..count {
+            let start = c.clone();
+            match c.hash("block_hashes") {
+                Ok(hash) => hashes.push(EngineHash(hash)),
+                Err(_) => {
+                    *c = start;
+                    c.skip("event")?;
+                }
+            }
+        }
+        Ok(())
+    })?;
+    Ok(hashes)
+}
+
 fn hashes(c: &mut Cursor<'_>, limit: usize) -> Result<Vec<EngineHash>, DecodeError> {
     let count = c.array_len("block_hashes")?;
     if count > limit {
