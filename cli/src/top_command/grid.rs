@@ -33,7 +33,7 @@ pub(super) struct Grid {
 }
 
 impl Grid {
-    /// An empty screen of so many columns and rows.
+    /// An empty screen with the given numbers of columns and rows.
     pub(super) fn new((columns, rows): (u16, u16)) -> Self {
         let size = (columns.min(SIDE_MAX), rows.min(SIDE_MAX));
         let blank = Cell { symbol: Some(' '), style: ContentStyle::new() };

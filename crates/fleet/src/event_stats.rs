@@ -82,9 +82,9 @@ impl EventStats {
         OtherGroups::from_bits(self.other_groups.load(Relaxed))
     }
 
-    /// Records that a part of the worker's index was rebuilt not for the first time, for this reason
+    /// Records that a part of the worker's index was rebuilt once more within minutes, for this reason
     /// as in `splitrail_index_resyncs_total`.
-    pub(super) fn is_rebuilt_often(&self, now: Instant, reason: &'static str) {
+    pub(super) fn record_frequent_rebuild(&self, now: Instant, reason: &'static str) {
         let mut rebuilt = self.rebuilt_often.lock().unwrap_or_else(PoisonError::into_inner);
         *rebuilt = Some((now, reason));
     }

@@ -268,7 +268,7 @@ impl IndexPart {
         self.rebuilt.push_back(now);
         let is_recent = |first: &Instant| now.duration_since(*first) < OFTEN;
         if self.rebuilt.len() == OFTEN_REBUILDS && self.rebuilt.front().is_some_and(is_recent) {
-            self.worker.event_stats.is_rebuilt_often(now, reason);
+            self.worker.event_stats.record_frequent_rebuild(now, reason);
         }
     }
 

@@ -32,7 +32,7 @@ impl EventTemplate {
         rest.and_then(|rest| rest.strip_suffix(behind)).is_some_and(is_plain)
     }
 
-    /// Remembers a parsed event with so many tokens that has neither an error nor usage of any kind.
+    /// Remembers a parsed event that has neither an error nor usage, and its number of tokens.
     pub(crate) fn learn(&mut self, event: &[u8], tokens: u32) {
         if event.len() > MAX_BYTES || self.misses > MISSES_MAX {
             return;

@@ -82,7 +82,8 @@ impl DecisionHandle {
         }
     }
 
-    /// Of the tokens that have arrived, so many are part of the reply. The others are generated again.
+    /// Sets how many of the tokens that have arrived are part of the reply. The others are generated
+    /// again.
     pub fn tokens_kept(&self, tokens: u32) {
         self.lock().ledger.tokens_kept(tokens);
     }

@@ -147,7 +147,8 @@ impl RoundState {
 
 impl<T> Queue<T> {
     /// Releases the requests for which a worker has room. Where those in the window leave a worker
-    /// idle, as many others are examined, in turn. The cost is at most two choices for each of them, and a list of candidates for each set of workers that may serve some.
+    /// idle, as many others are examined, in turn. The cost is at most two choices for each of them,
+    /// and a list of candidates for each set of workers that may serve some.
     pub fn round(&mut self, now_ns: u64, policy: &Policy, view: &mut impl View<T>) -> Round<T> {
         let Some(oldest) = self.oldest() else {
             return Round { releases: Vec::new(), due_ns: None };

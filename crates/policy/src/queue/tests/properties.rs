@@ -114,7 +114,7 @@ proptest! {
         }
     }
 
-    /// Whatever workers hang, and even if nobody notices, no request waits for one for longer than its
+    /// If workers hang, even if they still count as up, no request waits for one for longer than its
     /// decision said that it is worth, while another worker is idle that may serve it.
     #[test]
     fn no_request_waits_for_a_hung_worker_while_another_is_idle(
@@ -162,7 +162,7 @@ proptest! {
                 // What a request can lose by an idle worker is at most its own prefill.
                 let worth_ms = length_ms(fleet.prompts[key].len() as u64) + 30.0;
                 let waited_ms = (fleet.now_ns - since_ns) as f64 / 1e6;
-                // Each request outside the window is examined at least once in so many rounds.
+                // A request outside the window is examined once in this many rounds.
                 let turns_ms = 10.0 * (queue.len() as f64 / 8.0 + 2.0);
                 prop_assert!(waited_ms <= worth_ms + turns_ms, "{key}: {waited_ms} {worth_ms}");
             }
