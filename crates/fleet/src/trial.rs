@@ -15,7 +15,7 @@ use splitrail_engine::vllm::identity::Trial;
 use tokio::time::MissedTickBehavior;
 
 use super::worker::Worker;
-use crate::ServedModel;
+use crate::{LegRequest, ServedModel};
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_engine_client::{LegHeaders, NO_SUCH_RANK, Shape};
@@ -100,10 +100,10 @@ async fn send(
     rank: Option<u32>,
 ) -> Result<Bytes, Error> {
     let body = Bytes::from(trial.body(served.name()));
-    let leg_headers = LegHeaders { rank, ..LegHeaders::with_random_id() };
+    let headers = &LegHeaders { rank, ..LegHeaders::with_random_id() };
     let shape = Shape::whole(Endpoint::Completions);
-    let response = served.client.post(worker, shape, body, &leg_headers).await?;
-    served.client.whole(worker, response).await
+    let leg = LegRequest { client: &served.client, worker, shape, headers };
+    Ok(leg.whole(body).await?.body)
 }
 
 async fn ask(served: &ServedModel, worker: &Arc<Worker>) -> Result<bool, Error> {

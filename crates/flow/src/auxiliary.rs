@@ -12,7 +12,7 @@ use splitrail_engine::usage::EngineUsage;
 
 use super::account::read_usage;
 use super::attempts::DecodeAttempts;
-use super::context::{Context, PromptContext, attempt, book, expected, traced, within_reply};
+use super::context::{Context, PromptContext, attempt, book, expected, reply_limit, traced};
 use super::generate::StartedReply;
 use super::place::{LegRules, PlacedLeg, place, place_in_turn};
 use super::supporting_workers::{begin, end, endpoint_error, leg_for_endpoint, next_leg};
@@ -20,7 +20,7 @@ use splitrail_api::error::{Error, ErrorKind};
 use splitrail_config::model::RequestFlow;
 use splitrail_engine_client::{LegHeaders, Shape};
 use splitrail_fleet::reply_check::check_usage;
-use splitrail_fleet::{Exclusion, ServedModel, Worker};
+use splitrail_fleet::{Exclusion, LegRequest, ServedModel, Worker};
 use splitrail_ledger::leg::{LegFacts, LegKind};
 use splitrail_ledger::timeline::Stage;
 use splitrail_ledger::veto::VetoReason;
@@ -93,10 +93,12 @@ async fn ask(
     }
     let call = async {
         let body = unit.body.to_parts();
-        let response = client.post(worker, Shape::whole(endpoint), body, &leg_headers).await?;
-        client.whole_for_client(worker, response, &context.unread).await
+        let shape = Shape::whole(endpoint);
+        let leg = LegRequest { client, worker, shape, headers: &leg_headers };
+        client.whole_for_client(worker, leg.begin(body).await?, &context.unread).await
     };
-    let reply = within_reply(context, worker, call).await;
+    let limit = reply_limit(context);
+    let reply = limit.bound_for_client(client, worker, &context.unread, call).await;
     let reply = reply.map_err(|error| endpoint_error(error, worker, endpoint));
     booked.iter().filter(|_| reply.is_ok()).for_each(|booking| booking.reply_done(Instant::now()));
     let (stage, outcome) = match &reply {

@@ -1,9 +1,8 @@
 //! The context of one request: the data that its prompts share and that every leg needs.
 
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use http::HeaderValue;
 use prometheus::Histogram;
@@ -22,10 +21,9 @@ use splitrail_api::name::Name;
 use splitrail_api::request::Options;
 use splitrail_api::steering::Urgency;
 use splitrail_config::model::{KvPath, RequestFlow};
+use splitrail_engine_client::LegHeaders;
 pub use splitrail_engine_client::ReplyRoom;
-use splitrail_engine_client::{EngineClient, LegHeaders, TimeoutError};
-use splitrail_fleet::ServedModel;
-use splitrail_fleet::Worker;
+use splitrail_fleet::{LegLimit, ServedModel, Worker};
 use splitrail_ledger::decisions::{Decision, DecisionHandle};
 use splitrail_ledger::leg::{Expectation, LegKind};
 use splitrail_ledger::timeline::{LegSpan, PromptClock, Stage, StageTime, Timeline};
@@ -191,53 +189,15 @@ pub(super) fn expected(context: &Context, unit: &Unit, placed: &PlacedLeg) -> Ex
     }
 }
 
-/// Limits the duration of a call to an engine; `key` is the configuration key that the error names.
-/// Callers pin large futures: a future that is passed by value is moved and takes its size again in
-/// every future around it.
-pub(super) async fn within<T>(
-    client: &EngineClient,
-    limit: Duration,
-    worker: &Worker,
-    key: &str,
-    call: impl Future<Output = Result<T, Error>>,
-) -> Result<T, Error> {
-    let done = client.timers().bound(limit, call).await;
-    done.unwrap_or_else(|TimeoutError| Err(too_late(worker, key, limit)))
+/// The limit of a leg whose first event or hand-off is waited for.
+pub(super) fn first_token_limit(context: &Context) -> LegLimit {
+    let duration = context.served.config.timeouts.first_token;
+    LegLimit { duration, key: "timeouts.first_token" }
 }
 
-/// Limits a call for a whole reply in time: `timeouts.reply`, without the time for which the reply
-/// waited for its client to read other replies.
-///
-/// # Errors
-/// As the call; too late, the engine's timeout, or a refusal of the client if the reply waits for it.
-pub(super) async fn within_reply<T>(
-    context: &Context,
-    worker: &Worker,
-    call: impl Future<Output = Result<T, Error>>,
-) -> Result<T, Error> {
-    let ServedModel { client, config, .. } = context.served.as_ref();
-    let limit = config.timeouts.reply;
-    let mut call = pin!(call);
-    if let Ok(done) = client.timers().bound(limit, call.as_mut()).await {
-        return done;
-    }
-    let mut granted = Duration::ZERO;
-    loop {
-        let waited = context.unread.waited()?;
-        let left = waited.saturating_sub(granted);
-        if left.is_zero() {
-            return Err(too_late(worker, "timeouts.reply", limit));
-        }
-        granted = waited;
-        if let Ok(done) = tokio::time::timeout(left, call.as_mut()).await {
-            return done;
-        }
-    }
-}
-
-fn too_late(worker: &Worker, key: &str, limit: Duration) -> Error {
-    let message = format!("worker {} took longer than {key} ({limit:?})", worker.id());
-    Error::new(ErrorKind::EngineTimeout, message)
+/// The limit of a leg with a whole reply.
+pub(super) fn reply_limit(context: &Context) -> LegLimit {
+    LegLimit { duration: context.served.config.timeouts.reply, key: "timeouts.reply" }
 }
 
 /// Begins an attempt. Each attempt has an id of its own: the request ids of an engine must be

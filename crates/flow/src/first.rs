@@ -11,7 +11,7 @@ use splitrail_engine::dialect::Dialect;
 use splitrail_engine::usage::EngineUsage;
 
 use super::account::Account;
-use super::context::{Context, within, within_reply};
+use super::context::{Context, first_token_limit, reply_limit};
 use super::lease::{Lease, middle_since};
 use super::read_back;
 use super::reply_leg::ReplyLeg;
@@ -22,8 +22,7 @@ use crate::reply::merge;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::{Endpoint, JsonObject};
 use splitrail_engine_client::{RevocableBody, Shape, refusal_event};
-use splitrail_fleet::ServedModel;
-use splitrail_fleet::Worker;
+use splitrail_fleet::{LegRequest, ServedModel, Worker};
 
 /// How a leg's reply begins.
 pub(super) enum First {
@@ -74,17 +73,16 @@ pub(super) async fn take_hand_off(
     let ReplyLeg { prompt, leg_headers, placed, .. } = *sending;
     let context = prompt.context;
     let (worker, leg_headers) = (&placed.worker, &placed.pinned(leg_headers));
-    let ServedModel { config, client, .. } = context.served.as_ref();
+    let client = &context.served.client;
     let call = pin!(async {
         let shape = Shape::whole(context.endpoint);
-        let response = client.post(worker, shape, body, leg_headers).await?;
-        let reply = client.whole(worker, response).await?;
+        let leg = LegRequest { client, worker, shape, headers: leg_headers };
+        let reply = leg.whole(body).await?;
         let dialect = context.endpoint.dialect();
-        read_back::discard_whole(&context.served, &context.metrics, worker, dialect, reply);
+        read_back::discard_whole(&context.served, &context.metrics, worker, dialect, reply.body);
         Ok(())
     });
-    let limit = config.timeouts.first_token;
-    let call = pin!(within(client, limit, worker, "timeouts.first_token", call));
+    let call = pin!(first_token_limit(context).bound(client, worker, call));
     in_lease(lease, worker, call).await
 }
 
@@ -131,7 +129,8 @@ async fn whole_reply(
     let sent = Instant::now();
     let call = pin!(async {
         let shape = Shape::whole(context.endpoint);
-        let response = client.post(worker, shape, body, leg_headers).await?;
+        let leg = LegRequest { client, worker, shape, headers: leg_headers };
+        let response = leg.begin(body).await?;
         let begun = Instant::now();
         // Engines send the status of a whole reply when the reply is complete. If the leg may be
         // rejected, only the body shows whether it is a reply.
@@ -147,7 +146,7 @@ async fn whole_reply(
         }
     };
     let (reply, begun) = tokio::select! {
-        reply = within_reply(context, worker, call) => reply?,
+        reply = reply_limit(context).bound_for_client(client, worker, &context.unread, call) => reply?,
         () = queued => return Err(lease_expired(worker)),
     };
     let (dialect, bytes) = (context.endpoint.dialect(), reply.len());
@@ -174,15 +173,17 @@ pub(super) async fn first_events(
     let context = prompt.context;
     let (worker, leg_headers) = (&placed.worker, &placed.pinned(leg_headers));
     let ServedModel { config, client, .. } = context.served.as_ref();
-    let limit = config.timeouts.first_token;
+    let limit = first_token_limit(context);
     let idle = config.timeouts.stream_idle;
     let call = pin!(async {
-        let response = client.post(worker, Shape::streamed(endpoint), body, leg_headers).await?;
+        let shape = Shape::streamed(endpoint);
+        let leg = LegRequest { client, worker, shape, headers: leg_headers };
+        let response = leg.begin(body).await?;
         if !sending.is_gated() {
             prompt.decision.decode_begun();
         }
         // Until the first event, the timeout of the leg applies instead of the idle timeout.
-        let patience = limit.max(idle);
+        let patience = limit.duration.max(idle);
         let (dialect, memory) = (endpoint.dialect(), &context.unread.memory);
         let reader = EventReader::new(client, response, Arc::clone(worker), patience, memory)
             .of_dialect(dialect, client.reply_max_bytes());
@@ -198,7 +199,7 @@ pub(super) async fn first_events(
             FirstEvents::Partly => Ok(First::BelowThreshold(None)),
         }
     });
-    within(client, limit, worker, "timeouts.first_token", call).await
+    limit.bound(client, worker, call).await
 }
 
 /// What the first events of a streamed reply show.

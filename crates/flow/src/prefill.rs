@@ -5,7 +5,6 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Instant;
 
-use bytes::Bytes;
 use splitrail_engine::dialect::Dialect;
 use splitrail_engine::nixl::{HandOff, HandOffError};
 use splitrail_engine::nixl_push::PushReply;
@@ -14,7 +13,7 @@ use splitrail_engine::usage::EngineUsage;
 use super::account::read_usage;
 use super::context::{
     Context, PromptContext, attempt, book, carried_threshold, may_retry, nothing_handed_over,
-    prefill_made_local, retried, traced, uncached_tokens, within,
+    prefill_made_local, retried, traced, uncached_tokens,
 };
 use super::hand_off::{PrefillParams, excluded_from_prefill, missing};
 use super::kv_read::{KvRead, record_leg};
@@ -32,10 +31,9 @@ use crate::reply::dialect;
 use splitrail_api::error::{Error, ErrorKind, Fault};
 use splitrail_api::{Endpoint, JsonObject, Parts};
 use splitrail_config::model::{KvPath, OnNoPrefill};
-use splitrail_engine_client::{LegHeaders, Peer, RevocableBody, Shape};
-use splitrail_fleet::ServedModel;
+use splitrail_engine_client::{LegHeaders, RevocableBody, Shape};
 use splitrail_fleet::reply_check::check_reply;
-use splitrail_fleet::{Exclusion, Pool, Worker};
+use splitrail_fleet::{Exclusion, LegLimit, LegReply, LegRequest, Pool, ServedModel, Worker};
 use splitrail_ledger::decisions::DecisionHandle;
 use splitrail_ledger::leg::LegKind;
 use splitrail_ledger::timeline::Stage;
@@ -309,15 +307,6 @@ pub(super) fn body(
     legs::prefill(&body, context.endpoint, params)
 }
 
-/// The reply of a prefill engine as it was received.
-pub(super) struct RawReply {
-    pub(super) body: Bytes,
-    /// When the reply began: the engine had staged the blocks by then.
-    pub(super) begun: tokio::time::Instant,
-    /// The address that the reply came from.
-    pub(super) peer: Option<IpAddr>,
-}
-
 /// Sends a prefill leg and reads its reply. With `repair`, the leg may outlive the request.
 pub(super) async fn send(
     prompt: PromptContext<'_>,
@@ -338,19 +327,16 @@ pub(super) async fn send(
     let leg_headers = traced(placed.pinned(leg_headers), &leg);
     let leg_headers = LegHeaders { prefill_tokens: Some(uncached), ..leg_headers };
     let call = post(prompt, worker, body, leg_headers.clone());
-    let (mut limit, mut key) = (config.timeouts.prefill, "timeouts.prefill");
+    let mut limit = LegLimit { duration: config.timeouts.prefill, key: "timeouts.prefill" };
     if let Some(deadline) = placed.read_deadline {
-        let left = deadline.at.saturating_duration_since(started.into());
-        if left < limit {
-            (limit, key) = (left, deadline.key);
+        let duration = deadline.at.saturating_duration_since(started.into());
+        if duration < limit.duration {
+            limit = LegLimit { duration, key: deadline.key };
         }
     }
     let replied = match repair {
-        None => within(client, limit, worker, key, pin!(call)).await,
-        Some(repair) => {
-            let call = pin!(repair.run(leg_headers, call));
-            within(client, limit, worker, key, call).await
-        }
+        None => limit.bound(client, worker, pin!(call)).await,
+        Some(repair) => limit.bound(client, worker, pin!(repair.run(leg_headers, call))).await,
     };
     let replied = match replied {
         Ok(replied) => parsed(context, worker, replied).await,
@@ -375,9 +361,9 @@ pub(super) async fn send(
 async fn parsed(
     context: &Context,
     worker: &Worker,
-    replied: RawReply,
+    replied: LegReply,
 ) -> Result<(JsonObject, tokio::time::Instant, Option<IpAddr>), Error> {
-    let RawReply { body, begun, peer } = replied;
+    let LegReply { body, begun, peer } = replied;
     let bytes = body.len();
     let parse = move || JsonObject::parse(body);
     let reply = context.preparer.run_sized(bytes, parse).await?;
@@ -391,16 +377,16 @@ fn post(
     worker: &Arc<Worker>,
     body: RevocableBody,
     leg_headers: LegHeaders,
-) -> impl Future<Output = Result<RawReply, Error>> + Send + use<> {
+) -> impl Future<Output = Result<LegReply, Error>> + Send + use<> {
     let (served, worker) = (Arc::clone(&prompt.context.served), Arc::clone(worker));
     let (shape, decision) = (Shape::whole(prompt.context.endpoint), prompt.decision.clone());
     async move {
-        let response = served.client.post(&*worker, shape, body, &leg_headers).await?;
+        let leg =
+            LegRequest { client: &served.client, worker: &worker, shape, headers: &leg_headers };
+        let response = leg.begin(body).await?;
         // The engine has computed the prompt and staged its blocks by now.
         decision.prefill_worked();
-        let begun = tokio::time::Instant::now();
-        let peer = response.peer.map(|Peer(address)| address);
-        Ok(RawReply { body: served.client.whole(&*worker, response).await?, begun, peer })
+        leg.rest(response).await
     }
 }
 

@@ -29,7 +29,7 @@ use splitrail_api::memory_budget::Charge;
 use splitrail_api::{Endpoint, Parts};
 use splitrail_engine::nixl_push::{PushEngine, PushReply};
 use splitrail_engine_client::{LegHeaders, RevocableBody, SendState, Shape};
-use splitrail_fleet::{Cluster, ServedModel, Worker};
+use splitrail_fleet::{Cluster, LegReply, LegRequest, ServedModel, Worker};
 use splitrail_telemetry::Metrics;
 use splitrail_workload::Booking;
 use tokio::time::Instant;
@@ -37,7 +37,6 @@ use tokio::time::Instant;
 use super::context::{PromptContext, uncached_tokens};
 use super::lease::Lease;
 use super::place::PlacedLeg;
-use super::prefill::RawReply;
 use super::reply_leg::ReplyLeg;
 
 /// How long a pair is repaired: as long as the engines wait for each other by default.
@@ -56,7 +55,7 @@ const CHECK_EVERY: Duration = Duration::from_millis(250);
 const STRANDED: &str = "stranded";
 
 /// The call of a prefill leg, which can outlive its request.
-type Call = Pin<Box<dyn Future<Output = Result<RawReply, Error>> + Send>>;
+type Call = Pin<Box<dyn Future<Output = Result<LegReply, Error>> + Send>>;
 
 /// A decode leg that its engine may have registered with the prefill engine.
 #[derive(Clone, Debug)]
@@ -189,8 +188,8 @@ impl Repair {
     pub(super) async fn run(
         &mut self,
         leg_headers: LegHeaders,
-        call: impl Future<Output = Result<RawReply, Error>> + Send + 'static,
-    ) -> Result<RawReply, Error> {
+        call: impl Future<Output = Result<LegReply, Error>> + Send + 'static,
+    ) -> Result<LegReply, Error> {
         self.leg_headers = leg_headers;
         self.progress = Progress::UnderWay(Box::pin(call));
         let replied = poll_fn(|cx| match &mut self.progress {
@@ -338,9 +337,13 @@ impl PrefillLeg {
         Box::pin(async move {
             // Many legs that failed together must not be too much for an engine that comes back.
             let _permit = worker.presence.resends.acquire().await;
-            let response = served.client.post(&*worker, shape, body, &leg_headers).await?;
-            let begun = Instant::now();
-            Ok(RawReply { body: served.client.whole(&*worker, response).await?, begun, peer: None })
+            let leg = LegRequest {
+                client: &served.client,
+                worker: &worker,
+                shape,
+                headers: &leg_headers,
+            };
+            leg.whole(body).await
         })
     }
 
@@ -358,7 +361,7 @@ impl PrefillLeg {
     }
 
     /// How far the leg has come with a reply.
-    fn replied(&self, replied: &RawReply) -> Progress {
+    fn replied(&self, replied: &LegReply) -> Progress {
         let Some(engine) = &self.pushes else { return Progress::Replied };
         match PushReply::from_body(&replied.body) {
             Ok(said) if said.engine == **engine => {

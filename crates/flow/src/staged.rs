@@ -19,8 +19,7 @@ use crate::prepare::Unit;
 use splitrail_api::memory_budget::Charge;
 use splitrail_api::{Endpoint, JsonObject};
 use splitrail_engine_client::{LegHeaders, RevocableBody, SendState, Shape};
-use splitrail_fleet::ServedModel;
-use splitrail_fleet::Worker;
+use splitrail_fleet::{LegRequest, ServedModel, Worker};
 use splitrail_policy::{Leg, WorkerIndex};
 use splitrail_telemetry::Metrics;
 
@@ -121,15 +120,17 @@ impl Staged {
         let body = RevocableBody::new(body).0.once();
         let release = async move {
             let _held = held;
-            let taken = async {
-                let response = served.client.post(&worker, shape, body, &leg_headers).await?;
-                served.client.whole(&worker, response).await
+            let leg = LegRequest {
+                client: &served.client,
+                worker: &worker,
+                shape,
+                headers: &leg_headers,
             };
-            let taken = tokio::time::timeout(left, taken).await;
+            let taken = tokio::time::timeout(left, leg.whole(body)).await;
             let outcome = if matches!(taken, Ok(Ok(_))) { "fetched" } else { "failed" };
             if let Ok(Ok(reply)) = taken {
                 let dialect = endpoint.dialect();
-                read_back::discard_whole(&served, &metrics, &worker, dialect, reply);
+                read_back::discard_whole(&served, &metrics, &worker, dialect, reply.body);
             }
             count(&metrics, &served, outcome);
         };

@@ -9,7 +9,7 @@ use super::UnclearReason;
 use super::diagnose::CanaryTokens;
 use super::prompt::{Prompt, messages};
 use crate::ServedModel;
-use crate::Worker;
+use crate::{LegRequest, Worker};
 use splitrail_api::Endpoint;
 use splitrail_api::error::ErrorKind;
 use splitrail_engine::vllm::tokenize::{self, ids};
@@ -108,14 +108,10 @@ async fn post(
 ) -> Result<Option<Value>, UnclearReason> {
     // The rank whose blocks are looked up afterwards.
     let leg_headers = LegHeaders { rank: Some(0), ..LegHeaders::with_random_id() };
-    let client = &served.client;
-    let exchange = async {
-        let response =
-            client.post(worker, shape, Bytes::from(body.to_string()), &leg_headers).await?;
-        client.whole(worker, response).await
-    };
+    let leg = LegRequest { client: &served.client, worker, shape, headers: &leg_headers };
+    let exchange = leg.whole(Bytes::from(body.to_string()));
     match tokio::time::timeout(served.config.canary.timeout, exchange).await {
-        Ok(Ok(reply)) => Ok(serde_json::from_slice(&reply).ok()),
+        Ok(Ok(reply)) => Ok(serde_json::from_slice(&reply.body).ok()),
         Ok(Err(error)) => {
             let path = shape.path();
             tracing::debug!(worker = worker.id(), path, %error, "the engine did not serve the canary");

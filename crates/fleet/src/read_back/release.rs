@@ -12,7 +12,7 @@ use splitrail_telemetry::Metrics;
 use splitrail_workload::pins::{Pin, PinEnd};
 
 use super::PinPayload;
-use crate::{ServedModel, ServedModels, Worker};
+use crate::{LegRequest, ServedModel, ServedModels, Worker};
 use splitrail_api::Endpoint;
 use splitrail_config::model::{Model, PeerFetch};
 use tokio::task::JoinSet;
@@ -124,12 +124,9 @@ async fn ask(served: &Arc<ServedModel>, kept: &PinPayload) -> Option<bool> {
     let leg_headers = LegHeaders { prefill_tokens: Some(1), ..LegHeaders::with_random_id() };
     let _booking = worker.book(None, 1, 1);
     let body = RevocableBody::new(bytes::Bytes::from(body)).0.once();
-    let exchange = async {
-        let shape = Shape::whole(Endpoint::Completions);
-        let response = served.client.post(&worker, shape, body, &leg_headers).await?;
-        served.client.whole(&worker, response).await
-    };
-    let replied = tokio::time::timeout(TIMEOUT, exchange).await;
+    let shape = Shape::whole(Endpoint::Completions);
+    let leg = LegRequest { client: &served.client, worker: &worker, shape, headers: &leg_headers };
+    let replied = tokio::time::timeout(TIMEOUT, leg.whole(body)).await;
     Some(matches!(replied, Ok(Ok(_))))
 }
 

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use bytes::Bytes;
 use splitrail_engine::dialect::Dialect;
 use splitrail_engine::nixl::HandOff;
 use splitrail_engine::usage::EngineUsage;
@@ -19,9 +18,9 @@ use crate::staged::{HandOffOrigin, HandOffSend, PrefillResult, ReleaseRequest, S
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::memory_budget::Charge;
 use splitrail_api::{Endpoint, JsonObject, Parts};
-use splitrail_engine_client::{LegHeaders, Peer, RevocableBody, Shape};
+use splitrail_engine_client::{LegHeaders, RevocableBody, Shape};
 use splitrail_fleet::reply_check::check_source;
-use splitrail_fleet::{ServedModel, Worker};
+use splitrail_fleet::{LegReply, LegRequest, ServedModel, Worker};
 use splitrail_telemetry::Metrics;
 use splitrail_workload::Booking;
 use splitrail_workload::fetches::{FetchBooking, Prefix};
@@ -154,7 +153,8 @@ impl<'a> Steps<'a> {
         let _asked = source.book(self.workers.source_rank, 1, u64::from(tokens));
         let rank = self.workers.source_rank.map(u32::from);
         let pinned = LegHeaders { rank, prefill_tokens: Some(1), ..leg_headers.clone() };
-        let (reply, begun, peer) = self.send(source, asked.into(), &pinned).await?;
+        let LegReply { body: reply, begun, peer } =
+            self.send(source, asked.into(), &pinned).await?;
         let reply = JsonObject::parse(reply).map_err(|_| PeerFetchOutcome::Failed)?;
         let usage = reply.raw("usage");
         let usage = usage.and_then(|raw| EngineUsage::parse(Dialect::Chunks, raw).ok());
@@ -212,20 +212,19 @@ impl<'a> Steps<'a> {
         let prefilled = PrefillResult { worker, leg_headers: leg_headers.clone(), staged };
         // Releases the hand-off if it is dropped before a byte of it was sent.
         let _under_way = HandOffSend::new(Some(prefilled), Some(params), send_state);
-        let (reply, ..) = self.send(self.workers.fetcher, revocable.once(), &leg_headers).await?;
+        let reply = self.send(self.workers.fetcher, revocable.once(), &leg_headers).await?;
         // An engine that keeps KV for read-back keeps that of this request as well.
-        discard_whole(served, metrics, self.workers.fetcher, Dialect::Chunks, reply);
+        discard_whole(served, metrics, self.workers.fetcher, Dialect::Chunks, reply.body);
         Ok(())
     }
 
-    /// Sends a request. Returns the reply, when it began, and the address that it came from.
+    /// Sends a request.
     async fn send(
         &self,
         worker: &Arc<Worker>,
         body: RevocableBody,
         leg_headers: &LegHeaders,
-    ) -> Result<(Bytes, TokioInstant, Option<std::net::IpAddr>), PeerFetchOutcome> {
-        let client = &self.asker.served.client;
+    ) -> Result<LegReply, PeerFetchOutcome> {
         let failed = |error: Error| match error.kind() {
             ErrorKind::EngineRejected(412) => PeerFetchOutcome::Lost,
             _ => {
@@ -233,14 +232,12 @@ impl<'a> Steps<'a> {
                 PeerFetchOutcome::Failed
             }
         };
-        let response = client.post(worker, Shape::whole(ENDPOINT), body, leg_headers).await;
-        let response = response.map_err(failed)?;
-        let begun = TokioInstant::now();
-        let peer = response.peer.map(|Peer(address)| address);
-        let reply = client.whole(worker, response).await.map_err(failed)?;
-        match is_below_threshold(Dialect::Chunks, &reply) {
+        let (client, shape) = (&self.asker.served.client, Shape::whole(ENDPOINT));
+        let leg = LegRequest { client, worker, shape, headers: leg_headers };
+        let reply = leg.whole(body).await.map_err(failed)?;
+        match is_below_threshold(Dialect::Chunks, &reply.body) {
             true => Err(PeerFetchOutcome::Lost),
-            false => Ok((reply, begun, peer)),
+            false => Ok(reply),
         }
     }
 

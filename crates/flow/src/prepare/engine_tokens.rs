@@ -21,8 +21,8 @@ use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_config::model::{EngineTokenizer, TokenizerConfig};
 use splitrail_engine::vllm::tokenize::reply_ids;
-use splitrail_engine_client::{LegHeaders, Shape, TimeoutError};
-use splitrail_fleet::{Cluster, ServedModel, Worker, excluded};
+use splitrail_engine_client::{LegHeaders, Shape};
+use splitrail_fleet::{Cluster, LegLimit, LegRequest, ServedModel, Worker, excluded};
 use splitrail_policy::Leg;
 
 mod kept;
@@ -202,14 +202,11 @@ async fn send(
     let leg_headers = LegHeaders::with_random_id();
     let (leg, client) = (Leg::Aggregated, &served.client);
     begin(worker, leg, ENDPOINT);
-    let call = async {
-        let response = client.post(worker, Shape::whole(ENDPOINT), body, &leg_headers).await?;
-        client.whole(worker, response).await
-    };
-    let late =
-        |TimeoutError| Err(Error::new(ErrorKind::EngineTimeout, "tokenizer.timeout has passed"));
+    let request =
+        LegRequest { client, worker, shape: Shape::whole(ENDPOINT), headers: &leg_headers };
+    let limit = LegLimit { duration: timeout, key: "tokenizer.timeout" };
     let deadline = tokio::time::Instant::now() + timeout;
-    let reply = client.timers().bound(timeout, call).await.unwrap_or_else(late);
+    let reply = limit.bound(client, worker, request.whole(body)).await.map(|reply| reply.body);
     let reply = reply.map_err(|error| endpoint_error(error, worker, ENDPOINT));
     end(worker, leg, ENDPOINT, reply.as_ref().err());
     let reply = reply.map_err(|error| reason(worker, &error))?;
