@@ -6,7 +6,7 @@ use serde_json::value::RawValue;
 use splitrail_api::{JsonObject, usage};
 use splitrail_engine::dialect::Dialect;
 use splitrail_engine::usage::EngineUsage;
-use splitrail_flow::reply::merge;
+use splitrail_reply::merge;
 
 const BATCH: usize = 3;
 const N: u32 = 2;

@@ -143,7 +143,7 @@ impl Running {
         let (mut background, access) = (log_summary(&core), keep_access(&core));
         background.spawn(runtime_lag::observe(Arc::clone(&core.metrics)));
         let mut prewarming = JoinSet::new();
-        prewarming.spawn(splitrail_flow::prewarm::run(Arc::clone(&core.cluster), stop.clone()));
+        prewarming.spawn(splitrail_transfer::prewarm::run(Arc::clone(&core.cluster), stop.clone()));
         let close_ledger = CancellationToken::new();
         let ledger = ledger_writers(&core, &close_ledger);
         let close_traces = CancellationToken::new();

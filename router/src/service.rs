@@ -16,16 +16,16 @@ use splitrail_api::text::push_number;
 use splitrail_api::unread::{UnreadReply, UnreadRoom};
 use splitrail_api::{Endpoint, JsonObject};
 use splitrail_config::model::RequestFlow;
-use splitrail_flow::context::{Context, ReplyRoom, flow_name};
-use splitrail_flow::generate::StartedReply;
+use splitrail_flow::context::{Context, ReplyRoom};
 use splitrail_flow::prepare::{Payload, PreparedRequest, Unit, prepare};
-use splitrail_flow::relay::detailed;
 use splitrail_flow::reply::detail::Detail;
-use splitrail_flow::reply::merge::{self, Batch, Events, Places};
-use splitrail_flow::run::begin;
+use splitrail_flow::reply::relay::detailed;
+use splitrail_flow::run::generate::StartedReply;
+use splitrail_flow::run::run_prompt;
 use splitrail_ledger::decisions::{Decision, DecisionHandle, DecisionStart};
 use splitrail_ledger::entry::Entry;
 use splitrail_ledger::timeline::Stage;
+use splitrail_reply::merge::{self, Batch, Events, Places};
 use splitrail_request_log::identity::{ClientTrace, Protocol};
 use splitrail_telemetry::clock::unix_ms;
 
@@ -265,10 +265,10 @@ async fn begin_all(
     decisions: &[DecisionHandle],
 ) -> Result<Vec<StartedReply>, Error> {
     if let ([unit], [decision]) = (units, decisions) {
-        return Ok(vec![begin(context, unit, decision, 0).await?]);
+        return Ok(vec![run_prompt(context, unit, decision, 0).await?]);
     }
     let pairs = units.iter().zip(decisions).enumerate();
-    let begin = |(place, (unit, decision))| begin(context, unit, decision, place);
+    let begin = |(place, (unit, decision))| run_prompt(context, unit, decision, place);
     Box::pin(try_join_all(pairs.map(begin))).await
 }
 
@@ -410,7 +410,7 @@ fn start_decision(
         prompt_index: unit.prompt_index,
         tenant: context.tenant.as_ref().map(|tenant| tenant.name.clone()),
         model: context.served.name().into(),
-        flow: flow_name(context),
+        flow: context.flow_name(),
         decided_unix_ms,
         prompt_tokens: unit.prompt_tokens,
         prompt_unknown: unit.unknown,

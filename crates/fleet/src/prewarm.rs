@@ -1,6 +1,6 @@
 //! The progress of a worker's prewarming.
 //!
-//! Which workers are prewarmed, and with what, is decided where requests are sent (`flow::prewarm`).
+//! Which workers are prewarmed, and with what, is decided in `transfer::prewarm`.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 

@@ -7,17 +7,15 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use super::decode_try::{Holder, decide_gate, hit_ratio};
-use super::gate::{GateDecision, Need};
-use super::hand_off::{excluded_from_decode, excluded_from_prefill, missing, none_comes};
-use super::lease::usable;
-use super::peer_fetch::fetchable::is_fetchable;
-use super::place::{LegRules, Moment, Pick, candidates, list_sources, query};
-use super::plan::{Facts, LocalReason, NextLegs, Plan, plan};
-use super::read_back::readable;
-use super::supporting_workers;
-use super::weigh::{PrefillComparison, is_open, learned_ratio, prefill_rules, weigh};
+use crate::decide::fetchable::is_fetchable;
+use crate::decide::gate::{GateDecision, Need};
+use crate::decide::place::{LegRules, Moment, Pick, candidates, list_sources, query};
+use crate::decide::plan::{Facts, LocalReason, NextLegs, Plan, plan};
+use crate::decide::supporting_workers;
+use crate::decide::weigh::{PrefillComparison, is_open, learned_ratio, prefill_rules, weigh};
 use crate::prepare::{PreparedRequest, Unit};
+use crate::run::decode_try::{Holder, decide_gate, hit_ratio};
+use crate::run::read_back::readable;
 use splitrail_api::Endpoint;
 use splitrail_api::error::Error;
 use splitrail_api::request::Options;
@@ -29,6 +27,10 @@ use splitrail_ledger::decisions::CandidateRecord;
 use splitrail_ledger::decisions::WeighedRecord;
 use splitrail_ledger::leg::ReadBackOffer;
 use splitrail_policy::{Candidate, CandidateIndex, Choice, FetchPlan, Leg, pick};
+use splitrail_transfer::lease::usable;
+use splitrail_transfer::participants::{
+    excluded_from_decode, excluded_from_prefill, none_hands_over, without_hand_offs,
+};
 
 mod condition;
 mod no_transfer;
@@ -166,7 +168,7 @@ pub fn explain(prepared: &PreparedRequest, steering: Steering) -> Result<Explana
             prompt_tokens: unit.prompt_tokens,
             options: prepared.options,
             context_tokens: served.pool.context_tokens(),
-            no_hand_off: none_comes(served, endpoint, Instant::now()),
+            no_hand_off: none_hands_over(served, endpoint, Instant::now()),
         };
         Explainer::new(prepared, unit).go(plan(&served.config, facts), auto)
     });
@@ -211,7 +213,7 @@ impl<'a> Explainer<'a> {
             steps: Vec::new(),
             stops: None,
         };
-        let missing = missing(served, *endpoint, Instant::now());
+        let missing = without_hand_offs(served, *endpoint, Instant::now());
         let (endpoint, options) = (*endpoint, *options);
         Self { served, endpoint, options, unit, roster: served.pool.roster(), missing, explained }
     }

@@ -3,42 +3,60 @@
 //! The futures of the legs are boxed: a future is as large as the largest future inside it, and the
 //! whole of it is moved before it is first polled.
 
+pub(crate) mod account;
+mod auxiliary;
+pub mod boxed;
+pub(crate) mod decode_try;
+pub(crate) mod first;
+pub mod generate;
+mod kv_read;
+pub(crate) mod leg_headers;
+mod local_prefill;
+mod pair;
+mod peer_fetch;
+mod prefill;
+pub(crate) mod read_back;
+mod recent_prefixes;
+pub(crate) mod reply_leg;
+mod threshold_reply;
+
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::attempts::DecodeAttempts;
-use super::auxiliary;
-use super::context::{
-    Context, PromptContext, attempt, carried_threshold, preemption_guard, prefill_made_local,
+use crate::context::{Context, PromptContext};
+use crate::decide::attempts::DecodeAttempts;
+use crate::decide::place::{
+    LegRules, Moment, note_vetoed, place, place_in_turn, record_computed_prompt, record_sent_prompt,
 };
-use super::decode_try::{DecodeTryResult, decode_try};
-use super::generate::{Generation, StartedReply, generate};
-use super::hand_off::{excluded_from_decode, none_comes};
-use super::pair::{PairResult, pair_or_local};
-use super::peer_fetch::fetch_planned;
-use super::place::{LegRules, Moment, computed, note_vetoed, place, place_in_turn, sent};
-use super::plan::{Facts, LocalReason, NextLegs, Plan, plan};
-use super::prefill::{no_prefill_worker, prefill_or_local, without_prefill};
-use super::prewarm::recent::remember;
-use super::reply_leg::ReplyLeg;
-use super::staged::PrefillResult;
-use super::threshold_reply;
-use super::weigh::{is_open, learned_ratio, prefill_rules, weigh};
-use crate::boxed::boxed_future;
+use crate::decide::plan::{Facts, LocalReason, NextLegs, Plan, plan};
+use crate::decide::threshold::{carried_threshold, preemption_guard};
+use crate::decide::weigh::{is_open, learned_ratio, prefill_rules, weigh};
 use crate::prepare::Unit;
+use crate::run::boxed::boxed_future;
+use crate::run::decode_try::{DecodeTryResult, decode_try};
+use crate::run::generate::{Generation, StartedReply, generate};
+use crate::run::leg_headers::begin_attempt;
+use crate::run::local_prefill::record_local_prefill;
+use crate::run::pair::{PairResult, pair_or_local};
+use crate::run::peer_fetch::fetch_planned;
+use crate::run::prefill::{no_prefill_worker, prefill_or_local, without_prefill};
+use crate::run::recent_prefixes::remember_prefix;
+use crate::run::reply_leg::ReplyLeg;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_config::model::{OnNoPrefill, RequestFlow};
 use splitrail_fleet::ServedModel;
 use splitrail_fleet::Worker;
 use splitrail_ledger::decisions::DecisionHandle;
 use splitrail_policy::Leg;
+use splitrail_transfer::participants::{excluded_from_decode, none_hands_over};
+use splitrail_transfer::staged::PrefillResult;
 
 /// Runs a prompt until its reply begins. `position` is the prompt's position among the units of
 /// the request.
 ///
 /// # Errors
 /// The error of the last attempt, if no further attempt is allowed or useful.
-pub async fn begin(
+pub async fn run_prompt(
     context: &Arc<Context>,
     unit: &Unit,
     decision: &DecisionHandle,
@@ -64,11 +82,11 @@ pub async fn begin(
         prompt_tokens: unit.prompt_tokens,
         options: context.options,
         context_tokens: context.served.pool.context_tokens(),
-        no_hand_off: none_comes(served, context.endpoint, Instant::now()),
+        no_hand_off: none_hands_over(served, context.endpoint, Instant::now()),
     };
     let plan = plan(&served.config, facts);
     served.retry_budget.deposit();
-    let begun = go(prompt, &plan).await?;
+    let begun = run_plan(prompt, &plan).await?;
     // The time of the first token is known only for a stream.
     if let (Some(weighed), StartedReply::Stream(_)) = (weighed, &begun) {
         weighed.begun(served, decision);
@@ -77,7 +95,7 @@ pub async fn begin(
 }
 
 /// Runs the planned legs until a reply begins.
-async fn go(prompt: PromptContext<'_>, plan: &Plan) -> Result<StartedReply, Error> {
+async fn run_plan(prompt: PromptContext<'_>, plan: &Plan) -> Result<StartedReply, Error> {
     let mut attempts = DecodeAttempts::new(prompt);
     if plan.gate.is_some() {
         match Box::pin(decode_try(prompt, plan, &mut attempts)).await? {
@@ -95,14 +113,14 @@ async fn go(prompt: PromptContext<'_>, plan: &Plan) -> Result<StartedReply, Erro
         let is_used_again = staged.is_some();
         if !is_used_again {
             prompt.decision.flow_begun(plan.name());
-            match first_leg(prompt, plan, &mut attempts).await? {
-                FirstLeg::Prefilled(prefilled) => staged = Some(*prefilled),
-                FirstLeg::None(alone) => leg = alone,
-                FirstLeg::Answered(begun) => return Ok(begun),
-                FirstLeg::Again => continue,
+            match run_prefill_step(prompt, plan, &mut attempts).await? {
+                PrefillStep::Prefilled(prefilled) => staged = Some(*prefilled),
+                PrefillStep::None(alone) => leg = alone,
+                PrefillStep::Answered(begun) => return Ok(begun),
+                PrefillStep::Again => continue,
             }
         }
-        let begun = last_leg(prompt, leg, &mut staged, is_used_again, &mut attempts).await?;
+        let begun = run_reply_leg(prompt, leg, &mut staged, is_used_again, &mut attempts).await?;
         if let Some(begun) = begun {
             return Ok(begun);
         }
@@ -110,7 +128,7 @@ async fn go(prompt: PromptContext<'_>, plan: &Plan) -> Result<StartedReply, Erro
 }
 
 /// The result of the step before the leg that generates the reply.
-enum FirstLeg {
+enum PrefillStep {
     /// A prefill leg has succeeded.
     Prefilled(Box<PrefillResult>),
     /// There is no leg before; one worker, chosen for this leg, does all the work.
@@ -123,25 +141,25 @@ enum FirstLeg {
 
 /// Runs the leg before the leg that generates the reply, if the plan has one and a worker can take
 /// it.
-async fn first_leg(
+async fn run_prefill_step(
     prompt: PromptContext<'_>,
     plan: &Plan,
     attempts: &mut DecodeAttempts,
-) -> Result<FirstLeg, Error> {
+) -> Result<PrefillStep, Error> {
     let context = prompt.context;
     let ServedModel { config, pool, .. } = context.served.as_ref();
-    let alone = FirstLeg::None(Leg::Aggregated);
+    let alone = PrefillStep::None(Leg::Aggregated);
     match plan.then {
         NextLegs::Aggregated(reason) => {
             if let Some(reason) = reason {
-                prefill_made_local(prompt, reason);
+                record_local_prefill(prompt, reason);
             }
             Ok(alone)
         }
         NextLegs::OnPrefill => {
             if pool.any_up(Leg::Prefill, attempts.failed()) {
-                prefill_made_local(prompt, LocalReason::OneToken);
-                return Ok(FirstLeg::None(Leg::Prefill));
+                record_local_prefill(prompt, LocalReason::OneToken);
+                return Ok(PrefillStep::None(Leg::Prefill));
             }
             without_prefill(prompt, &no_prefill_worker(context))?;
             Ok(alone)
@@ -152,7 +170,7 @@ async fn first_leg(
             }
             let failed = attempts.failed();
             let prefilled = boxed_future(|| prefill_or_local(prompt, failed)).await?;
-            Ok(prefilled.map_or(alone, |prefilled| FirstLeg::Prefilled(Box::new(prefilled))))
+            Ok(prefilled.map_or(alone, |prefilled| PrefillStep::Prefilled(Box::new(prefilled))))
         }
         NextLegs::PrefillFirst if config.on_no_prefill == OnNoPrefill::Fail => {
             let message = format!("model {} has no decode worker that is up", config.name);
@@ -161,7 +179,7 @@ async fn first_leg(
         // A prefill now would stage blocks that no decode worker fetches. An attempt without a
         // prefill shows what is wrong, or that a decode worker is up again.
         NextLegs::PrefillFirst | NextLegs::ThresholdReply => {
-            prefill_made_local(prompt, LocalReason::NoDecode);
+            record_local_prefill(prompt, LocalReason::NoDecode);
             Ok(alone)
         }
     }
@@ -170,21 +188,21 @@ async fn first_leg(
 async fn both_legs(
     prompt: PromptContext<'_>,
     attempts: &mut DecodeAttempts,
-) -> Result<FirstLeg, Error> {
+) -> Result<PrefillStep, Error> {
     match pair_or_local(prompt, attempts).await? {
         PairResult::Answered(generated, worker) => {
             let concluded =
                 conclude(prompt.context, attempts, Leg::Decode, &worker, Ok(generated))?;
-            Ok(concluded.map_or(FirstLeg::Again, FirstLeg::Answered))
+            Ok(concluded.map_or(PrefillStep::Again, PrefillStep::Answered))
         }
-        PairResult::Again => Ok(FirstLeg::Again),
-        PairResult::Local => Ok(FirstLeg::None(Leg::Aggregated)),
+        PairResult::Again => Ok(PrefillStep::Again),
+        PairResult::Local => Ok(PrefillStep::None(Leg::Aggregated)),
     }
 }
 
 /// Runs the leg that generates the reply; `None` if it failed and another attempt is allowed.
 /// `is_used_again` says whether the hand-off is that of an earlier attempt.
-async fn last_leg(
+async fn run_reply_leg(
     prompt: PromptContext<'_>,
     leg: Leg,
     staged: &mut Option<PrefillResult>,
@@ -232,9 +250,9 @@ async fn last_leg(
             }
             prefilled.leg_headers.clone()
         }
-        None => attempt(context, decision),
+        None => begin_attempt(context, decision),
     };
-    sent(context, unit, &placed);
+    record_sent_prompt(context, unit, &placed);
     let guard = match leg {
         Leg::Decode => preemption_guard(prompt),
         Leg::Prefill | Leg::Aggregated => 0.0,
@@ -244,9 +262,9 @@ async fn last_leg(
     // The engine may have received the hand-off, so an attempt after a failure needs a new one.
     let generated = boxed_future(|| generate(&sending, staged)).await;
     if matches!(generated, Ok(Generation::Started(_))) {
-        computed(context, unit, &placed);
+        record_computed_prompt(context, unit, &placed);
         if context.flow == RequestFlow::Aggregated {
-            remember(prompt);
+            remember_prefix(prompt);
         }
     }
     conclude(context, attempts, leg, &placed.worker, generated)

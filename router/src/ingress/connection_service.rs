@@ -29,7 +29,7 @@ use crate::core::Core;
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::unread::UnreadRoom;
-use splitrail_flow::boxed::boxed_future;
+use splitrail_flow::run::boxed::boxed_future;
 use splitrail_request_log::identity::Identity;
 
 /// The routes of a listener.

@@ -26,14 +26,14 @@ use splitrail_api::request::Options;
 use splitrail_api::shares::ClientShare;
 use splitrail_fleet::ServedModel;
 use splitrail_fleet::losses::FollowedPrompt;
-use splitrail_flow::context::{Context, flow_name};
+use splitrail_flow::context::Context;
 use splitrail_flow::prepare::Unit;
-use splitrail_flow::reply::merge::Events;
 use splitrail_ledger::close::{UsedTokens, close};
 use splitrail_ledger::decisions::{Decision, DecisionHandle};
 use splitrail_ledger::record::{LabelledTenant, RequestFacts};
 use splitrail_ledger::recorder::Prompt;
 use splitrail_ledger::timeline::{RequestTimes, Timeline};
+use splitrail_reply::merge::Events;
 use splitrail_request_log::identity::{ClientTrace, Identity};
 use splitrail_settings::logging::RequestIds;
 use splitrail_telemetry::clock::unix_ms;
@@ -267,7 +267,7 @@ impl Scope {
         self.options = Some(context.options);
         self.placed = Some(PlacedRequest {
             served: Arc::clone(&context.served),
-            flow: flow_name(context),
+            flow: context.flow_name(),
             number,
             request_id: request_id.clone(),
             decisions,

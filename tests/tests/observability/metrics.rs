@@ -6,7 +6,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 use splitrail_fleet::parity::{Cause, Parity, UnclearReason};
 use splitrail_fleet::state::WorkerState;
-use splitrail_flow::plan::LocalReason;
+use splitrail_flow::decide::plan::LocalReason;
 use splitrail_kv::Tier;
 use splitrail_policy::Leg;
 use splitrail_sim::{Fault, FaultKind, SimConfig};

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use splitrail_api::error::{Error, ErrorKind, Fault, LimitReached};
-use splitrail_flow::plan::LocalReason;
+use splitrail_flow::decide::plan::LocalReason;
 use splitrail_telemetry::Metrics;
 
 /// What the outcome of a kind of error may be the reason of.

@@ -125,22 +125,6 @@ fn few_modules_import_each_other() {
 }
 
 #[test]
-fn the_maker_of_replies_imports_no_leg() {
-    let flow = packages().into_iter().find(|package| package.name == "flow").unwrap();
-    let imports = imports(&modules(&rust_files(&flow.folder.join("src"))));
-    let is_reply = |module: &str| module == "reply" || module.starts_with("reply::");
-    let replies: Vec<_> = imports.iter().filter(|(module, _)| is_reply(module)).collect();
-    assert!(!replies.is_empty(), "`flow` has no module `reply`");
-    let wrong = replies.into_iter().flat_map(|(module, targets)| {
-        let legs = targets.iter().filter(|target| !is_reply(target));
-        legs.map(move |leg| {
-            format!("`flow`: `{module}` imports `{leg}`; `reply` knows no leg: pass what it needs")
-        })
-    });
-    assert_none(&wrong.collect::<Vec<_>>());
-}
-
-#[test]
 fn pure_crates_have_no_executor_clock_randomness_input_or_output() {
     let document = std::fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
     let pure = table(&document).pure;

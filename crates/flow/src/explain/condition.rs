@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use crate::place::LegRules;
+use crate::decide::place::LegRules;
 use splitrail_fleet::veto_by_health;
 use splitrail_fleet::{Roster, Worker};
 use splitrail_ledger::veto::VetoReason;

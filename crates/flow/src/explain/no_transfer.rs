@@ -12,10 +12,10 @@ use splitrail_fleet::{Roster, ServedModel, Worker};
 use splitrail_policy::{Candidate, FetchPlan, Leg, Source};
 use splitrail_workload::fetches::FetchBounds;
 
-use crate::peer_fetch::fetchable::is_fetchable;
-use crate::place::query;
+use crate::decide::fetchable::is_fetchable;
+use crate::decide::place::query;
 use crate::prepare::Unit;
-use crate::read_back::{is_on, reports_ids};
+use splitrail_transfer::pinned::{reads_back, reports_ids};
 
 /// Engines compute fewer tokens than this instead of taking them.
 const TAKEN_MIN_TOKENS: u64 = 64;
@@ -199,7 +199,7 @@ impl ChosenLeg<'_> {
         if !served.config.read_back {
             return NoTransfer::Off;
         }
-        if !is_on(&served.config, *endpoint) {
+        if !reads_back(&served.config, *endpoint) {
             return NoTransfer::Endpoint;
         }
         if options.bypasses_cache.is_some() {

@@ -16,7 +16,7 @@ use splitrail_kv::{BlockHash, Chain};
 use tokio::time::timeout_at;
 
 use super::{PreparedRequest, Preparer};
-use crate::supporting_workers::{begin, end, endpoint_error, leg_for_endpoint};
+use crate::decide::supporting_workers::{begin, end, endpoint_error, leg_for_endpoint};
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_config::model::{EngineTokenizer, TokenizerConfig};

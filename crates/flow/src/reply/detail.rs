@@ -7,11 +7,11 @@ use bytes::Bytes;
 use serde_json::json;
 use splitrail_engine::dialect::Dialect;
 
-use super::dialect::{self, Chunk, data_of};
 use splitrail_api::JsonObject;
 use splitrail_config::model::CachedTokensFallback;
 use splitrail_ledger::decisions::DecisionHandle;
 use splitrail_ledger::record::PromptRecord;
+use splitrail_reply::dialect::{self, Chunk, data_of};
 
 /// The ledger entries of a request's prompts, as a client may see them.
 #[derive(Clone)]

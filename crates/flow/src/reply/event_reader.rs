@@ -8,7 +8,6 @@ use http_body_util::BodyExt;
 use prometheus::IntCounterVec;
 use splitrail_engine::dialect::Dialect;
 
-use super::dialect::data_of;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::memory_budget::{Charge, MemoryBudget, shed};
 use splitrail_engine::sse::{Piece, Splitter, SseError};
@@ -16,6 +15,7 @@ use splitrail_engine_client::{
     EngineBody, EngineClient, Proof, ReplyError, Response, Timer, too_large,
 };
 use splitrail_fleet::Worker;
+use splitrail_reply::dialect::data_of;
 
 /// An engine may send comments without any event for this many times the idle timeout. Comments
 /// keep the connection open but are no progress.

@@ -18,9 +18,9 @@ use super::head::Deadline;
 use super::message::{put, succeeded};
 use crate::service::log_failure;
 use splitrail_api::error::{Error, ErrorKind};
-use splitrail_flow::reply::merge::Events;
-use splitrail_flow::reply::openai_chunk::{ChunkChoice, ChunkUsage, OpenAiChunk};
 use splitrail_ledger::decisions::{Decision, DecisionHandle};
+use splitrail_reply::merge::Events;
+use splitrail_reply::openai_chunk::{ChunkChoice, ChunkUsage, OpenAiChunk};
 use splitrail_settings::logging::RequestIds;
 
 /// Pending messages of at least this many bytes are sent without waiting for further ones.

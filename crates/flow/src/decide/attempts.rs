@@ -1,0 +1,116 @@
+//! Counts the attempts of one prompt's legs, and excludes workers on which a leg already failed.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::context::{Context, PromptContext};
+use crate::decide::fetchable::may_fetch;
+use splitrail_api::error::{Error, ErrorKind};
+use splitrail_fleet::{Exclusion, Worker};
+use splitrail_ledger::veto::VetoReason;
+use splitrail_policy::Leg;
+
+/// The workers on which a leg of one prompt has failed, and the number of attempts that are left.
+pub(crate) struct DecodeAttempts {
+    failed: Vec<Exclusion>,
+    left: u32,
+    /// Whether a worker that computes the prompt may fetch a part of it. After a failed fetch, none
+    /// does.
+    pub(crate) may_fetch: bool,
+}
+
+impl DecodeAttempts {
+    /// As many attempts as the model's configuration allows (`retries.decode`).
+    pub(crate) fn new(prompt: PromptContext<'_>) -> Self {
+        let left = prompt.context.served.config.retries.decode;
+        Self { failed: Vec::new(), left, may_fetch: may_fetch(prompt) }
+    }
+
+    /// Workers that are not tried again.
+    pub(crate) fn failed(&self) -> &[Exclusion] {
+        &self.failed
+    }
+
+    /// Excludes further workers.
+    pub(crate) fn exclude(&mut self, workers: Vec<Exclusion>) {
+        self.failed.extend(workers);
+    }
+
+    /// Notes that a worker has failed a leg, and allows a further attempt.
+    ///
+    /// # Errors
+    /// The worker's error, if another worker would not do better, no other worker is up, or the
+    /// attempts or the retry budget are used up.
+    pub(crate) fn retry_elsewhere(
+        &mut self,
+        context: &Context,
+        leg: Leg,
+        worker: &Worker,
+        error: Error,
+    ) -> Result<(), Error> {
+        let reason = VetoReason::of_failure(error.kind());
+        self.failed.push(Exclusion::new(worker.index, reason));
+        let others = context.served.pool.any_up(leg, &self.failed);
+        let stale = error.kind() == ErrorKind::StaleConnection;
+        if stale
+            || !others && (error.kind() == ErrorKind::LeaseExpired || error.is_of_the_connection())
+        {
+            // The worker may be tried again: it was too slow once but may be in time with a new
+            // prefill, or a connection to it was lost, which says nothing about the next
+            // connection.
+            self.failed.pop();
+        } else if !(others && error.worth_another_worker()) {
+            return Err(error);
+        }
+        self.retry(context, worker, error)
+    }
+
+    /// Allows a further attempt after one that failed without a fault of its worker. After a kept
+    /// connection that had ended, it does not count as one of those that are left: the engine got
+    /// nothing, and as all further attempts use new connections, this comes once.
+    ///
+    /// # Errors
+    /// The error of the attempt, if the attempts or the retry budget are used up.
+    pub(crate) fn retry(
+        &mut self,
+        context: &Context,
+        worker: &Worker,
+        error: Error,
+    ) -> Result<(), Error> {
+        let used = u32::from(error.kind() != ErrorKind::StaleConnection);
+        match self.left.checked_sub(used) {
+            Some(left) if allow_retry(context, "decode", worker, &error) => {
+                self.left = left;
+                Ok(())
+            }
+            _ => Err(error),
+        }
+    }
+}
+
+/// Whether the model's retry budget allows a further attempt; if so, the attempt is counted and
+/// logged.
+pub(crate) fn allow_retry(
+    context: &Context,
+    leg: &'static str,
+    worker: &Worker,
+    error: &Error,
+) -> bool {
+    if !context.served.retry_budget.withdraw() {
+        let labels = [context.served.name(), leg];
+        context.metrics.retries_refused.with_label_values(&labels).inc();
+        return false;
+    }
+    record_retry(context, leg, worker, error);
+    true
+}
+
+/// Counts and logs a further attempt. After a failure of a kept connection, further attempts use new
+/// connections.
+pub(crate) fn record_retry(context: &Context, leg: &'static str, worker: &Worker, error: &Error) {
+    if matches!(error.kind(), ErrorKind::ForeignReply | ErrorKind::StaleConnection) {
+        context.distrusts_kept_connections.store(true, Relaxed);
+    }
+    let labels = [context.served.name(), leg, error.outcome()];
+    context.metrics.retries.with_label_values(&labels).inc();
+    tracing::warn!(model = labels[0], leg, worker = worker.id(), %error, "trying another worker");
+}

@@ -1,0 +1,171 @@
+//! Requests that generate no text (embeddings, token ids, token counts): one worker serves each in
+//! full, without a hand-off.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use splitrail_engine::dialect::Dialect;
+use splitrail_engine::usage::EngineUsage;
+
+use crate::context::{Context, PromptContext};
+use crate::decide::attempts::DecodeAttempts;
+use crate::decide::place::{LegRules, PlacedLeg, place, place_in_turn};
+use crate::decide::supporting_workers::{begin, end, endpoint_error, leg_for_endpoint, next_leg};
+use crate::run::account::read_usage;
+use crate::run::generate::StartedReply;
+use crate::run::leg_headers::{begin_attempt, traced_headers};
+use splitrail_api::error::{Error, ErrorKind};
+use splitrail_config::model::RequestFlow;
+use splitrail_engine_client::{LegHeaders, Shape};
+use splitrail_fleet::reply_check::check_usage;
+use splitrail_fleet::{Exclusion, LegRequest, ServedModel, Worker};
+use splitrail_ledger::leg::{LegFacts, LegKind};
+use splitrail_ledger::timeline::Stage;
+use splitrail_ledger::veto::VetoReason;
+use splitrail_workload::progress::Awaited;
+
+/// Runs a request of an auxiliary endpoint until its reply has arrived.
+///
+/// # Errors
+/// The error of the last attempt, if no further attempt is allowed or useful.
+pub(crate) async fn run(prompt: PromptContext<'_>) -> Result<StartedReply, Error> {
+    let PromptContext { context, decision, .. } = prompt;
+    let ServedModel { pool, retry_budget, .. } = context.served.as_ref();
+    retry_budget.deposit();
+    let endpoint = context.endpoint;
+    let mut attempts = DecodeAttempts::new(prompt);
+    loop {
+        let (leg, lacking) =
+            leg_for_endpoint(&context.served, endpoint, attempts.failed(), Instant::now())?;
+        attempts.exclude(lacking);
+        decision.flow_begun(RequestFlow::Aggregated.name());
+        let rules = LegRules::any(leg, attempts.failed());
+        let placed = match endpoint.computes() {
+            true => place_in_turn(prompt, rules, false).await?,
+            false => place(prompt, rules)?,
+        };
+        let worker = &placed.worker;
+        begin(worker, leg, endpoint);
+        match ask(prompt, &placed).await {
+            Ok((reply, usage)) => {
+                end(worker, leg, endpoint, None);
+                decision.auxiliary_answered(usage);
+                return Ok(StartedReply::Verbatim(reply));
+            }
+            Err(error) => {
+                decision.decode_failed(error.outcome());
+                if error.kind() == ErrorKind::NotOffered {
+                    // A worker without this endpoint is asked only once in a while, so this retry
+                    // needs no bound and no budget.
+                    worker.endpoint_support.lacks(endpoint, Instant::now());
+                    continue;
+                }
+                end(worker, leg, endpoint, Some(&error));
+                let again = Exclusion::new(worker.index, VetoReason::Failed);
+                let failed = [attempts.failed(), &[again]].concat();
+                let leg = next_leg(pool, &failed);
+                attempts.retry_elsewhere(context, leg, worker, error)?;
+            }
+        }
+    }
+}
+
+/// Sends the request to one worker. Returns the reply and the usage that the worker reported.
+async fn ask(
+    prompt: PromptContext<'_>,
+    placed: &PlacedLeg,
+) -> Result<(Bytes, Option<EngineUsage>), Error> {
+    let PromptContext { context, unit, decision, .. } = prompt;
+    let client = &context.served.client;
+    let (worker, endpoint) = (&placed.worker, context.endpoint);
+    let started = Instant::now();
+    let mut leg = prompt.leg(LegKind::Decode, worker);
+    let mut leg_headers = traced_headers(begin_attempt(context, decision), &leg);
+    let mut booked = None;
+    if endpoint.computes() {
+        let leg = LegFacts::new(LegKind::Decode, worker.id(), placed.expectation(context, unit));
+        decision.decode_sent(leg);
+        let booking = booked.insert(placed.book(context, unit, started, false));
+        booking.set_awaited(Awaited::WholeReply);
+        leg_headers = LegHeaders { prefill_tokens: Some(unit.weight_tokens), ..leg_headers };
+    }
+    let call = async {
+        let body = unit.body.to_parts();
+        let shape = Shape::whole(endpoint);
+        let leg = LegRequest { client, worker, shape, headers: &leg_headers };
+        client.whole_for_client(worker, leg.begin(body).await?, &context.unread).await
+    };
+    let limit = context.reply_limit();
+    let reply = limit.bound_for_client(client, worker, &context.unread, call).await;
+    let reply = reply.map_err(|error| endpoint_error(error, worker, endpoint));
+    booked.iter().filter(|_| reply.is_ok()).for_each(|booking| booking.reply_done(Instant::now()));
+    let (stage, outcome) = match &reply {
+        Ok(_) => (Stage::FirstToken, "ok"),
+        Err(error) => (Stage::Failed, error.outcome()),
+    };
+    leg.end(prompt.mark(stage), outcome);
+    let reply = reply?;
+    let read = read(context, worker, reply).await;
+    let (reply, usage) =
+        read.ok_or_else(|| Error::engine(worker.id(), "sent a reply that is not JSON"))?;
+    if endpoint.computes() {
+        check_usage(&context.served, worker, usage.is_some());
+    }
+    Ok((reply, usage))
+}
+
+/// The members of a reply that the router reads.
+#[derive(Deserialize)]
+struct Reply<'a> {
+    #[serde(borrow)]
+    usage: Option<&'a RawValue>,
+}
+
+/// The reply with its usage; `None` if the reply is no JSON object. None of its tokens count as cached:
+/// whatever the engine says of them, they were computed.
+async fn read(
+    context: &Context,
+    worker: &Arc<Worker>,
+    reply: Bytes,
+) -> Option<(Bytes, Option<EngineUsage>)> {
+    let (served, worker) = (Arc::clone(&context.served), Arc::clone(worker));
+    let work = move |reply: Bytes| {
+        let usage = usage(&reply)?;
+        let usage = usage.and_then(|raw| read_usage(&served, &worker, Dialect::Chunks, raw));
+        let usage = usage.map(|usage| EngineUsage { cached_tokens: Some(0), ..usage });
+        Some((reply, usage))
+    };
+    context.preparer.run_sized(reply.len(), move || work(reply)).await.ok()?
+}
+
+/// The raw usage of a reply, if it has one; `None` if the reply is no JSON object.
+fn usage(reply: &[u8]) -> Option<Option<&str>> {
+    // Serde would also read this struct from a JSON array.
+    if !reply.trim_ascii_start().starts_with(b"{") {
+        return None;
+    }
+    let reply: Reply<'_> = serde_json::from_slice(reply).ok()?;
+    Some(reply.usage.map(RawValue::get))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn usage_is_found_wherever_it_stands_and_a_reply_is_an_object() {
+        let reply =
+            br#"{"data":[{"embedding":[0.5,1e-3]}],"usage":{"prompt_tokens":7,"total_tokens":7}}"#;
+        let raw = r#"{"prompt_tokens":7,"total_tokens":7}"#;
+        assert_eq!(usage(reply), Some(Some(raw)));
+        assert_eq!(usage(br#" {"tokens":[1]}"#), Some(None));
+        assert_eq!(usage(br#"{"usage":null}"#), Some(None));
+        for nonsense in ["", "[]", "[{}]", "null", r#"{"usage":{"prompt_tokens":7}"#, "<html>"] {
+            assert_eq!(usage(nonsense.as_bytes()), None, "{nonsense}");
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! Sends the leg that generates the client's reply, and reads how the reply begins: the whole of a
+//! reply that is not streamed, or the first events, which prove that the engine runs the leg.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use splitrail_engine::dialect::Dialect;
+use splitrail_engine::usage::EngineUsage;
+
+use crate::context::Context;
+use crate::reply::event_reader::EventReader;
+use crate::run::account::Account;
+use crate::run::reply_leg::ReplyLeg;
+use splitrail_api::error::{Error, ErrorKind};
+use splitrail_api::{Endpoint, JsonObject};
+use splitrail_engine_client::{RevocableBody, Shape, refusal_event};
+use splitrail_fleet::{LegRequest, ServedModel};
+use splitrail_reply::choices::{begun, is_below_threshold};
+use splitrail_reply::dialect::{Chunk, data_of, usage_of};
+use splitrail_reply::merge;
+use splitrail_transfer::lease::{Lease, in_lease, lease_expired, queued_past};
+use splitrail_transfer::pinned::release_pinned_of;
+
+/// How a leg's reply begins.
+pub(crate) enum First {
+    /// The whole reply has arrived. The time is that at which it began to.
+    Whole(JsonObject, Instant),
+    /// A stream, with its first events.
+    Events(Box<EventReader>, VecDeque<Bytes>),
+    /// There is no reply: the engine rejected the leg for its threshold.
+    BelowThreshold(Option<EngineUsage>),
+}
+
+/// The number of events per sample that are held back at most until every sample of a gated leg has
+/// output.
+const HELD_PER_SAMPLE: usize = 16;
+
+/// The number of events that are held back at most while they only open the reply.
+const OPENING_MAX: usize = 16;
+
+/// Sends the leg that generates the reply.
+pub(crate) async fn ask(
+    sending: &ReplyLeg<'_>,
+    account: &Account,
+    body: RevocableBody,
+    lease: Option<Lease>,
+) -> Result<First, Error> {
+    below_if_412(if sending.prompt.context.options.stream {
+        let events = Box::pin(first_events(sending, sending.prompt.context.endpoint, body));
+        in_lease(lease, &sending.placed.worker, events).await
+    } else {
+        whole_reply(sending, account, body, lease).await
+    })
+}
+
+/// Some engines reject a request below its threshold with status 412.
+fn below_if_412(begun: Result<First, Error>) -> Result<First, Error> {
+    begun.or_else(|error| match error.kind() {
+        ErrorKind::EngineRejected(412) => Ok(First::BelowThreshold(None)),
+        _ => Err(error),
+    })
+}
+
+/// Sends the leg that takes a hand-off and generates nothing for the client.
+pub(crate) async fn take_hand_off(
+    sending: &ReplyLeg<'_>,
+    body: RevocableBody,
+    lease: Option<Lease>,
+) -> Result<(), Error> {
+    let ReplyLeg { prompt, leg_headers, placed, .. } = *sending;
+    let context = prompt.context;
+    let (worker, leg_headers) = (&placed.worker, &placed.pinned(leg_headers));
+    let client = &context.served.client;
+    let call = pin!(async {
+        let shape = Shape::whole(context.endpoint);
+        let leg = LegRequest { client, worker, shape, headers: leg_headers };
+        let reply = leg.whole(body).await?;
+        let dialect = context.endpoint.dialect();
+        release_pinned_of(&context.served, &context.metrics, worker, dialect, reply.body);
+        Ok(())
+    });
+    let call = pin!(context.first_token_limit().bound(client, worker, call));
+    in_lease(lease, worker, call).await
+}
+
+/// Sends a leg that is not streamed, and reads its reply.
+async fn whole_reply(
+    sending: &ReplyLeg<'_>,
+    account: &Account,
+    body: RevocableBody,
+    lease: Option<Lease>,
+) -> Result<First, Error> {
+    let ReplyLeg { prompt, leg_headers, placed, .. } = *sending;
+    let context = prompt.context;
+    let (worker, leg_headers) = (&placed.worker, &placed.pinned(leg_headers));
+    let client = &context.served.client;
+    let sent = Instant::now();
+    let call = pin!(async {
+        let shape = Shape::whole(context.endpoint);
+        let leg = LegRequest { client, worker, shape, headers: leg_headers };
+        let response = leg.begin(body).await?;
+        let begun = Instant::now();
+        // Engines send the status of a whole reply when the reply is complete. If the leg may be
+        // rejected, only the body shows whether it is a reply.
+        if !sending.is_gated() {
+            account.decision.decode_worked();
+        }
+        Ok((client.whole_for_client(worker, response, &context.unread).await?, begun))
+    });
+    let queued = async {
+        match lease {
+            Some(lease) => queued_past(lease, worker, sent).await,
+            None => std::future::pending().await,
+        }
+    };
+    let (reply, begun) = tokio::select! {
+        reply = context.reply_limit().bound_for_client(client, worker, &context.unread, call) => reply?,
+        () = queued => return Err(lease_expired(worker)),
+    };
+    let (dialect, bytes) = (context.endpoint.dialect(), reply.len());
+    let of_batch = context.unread.unread.is_joint().then_some(context.options.n);
+    let read = move || {
+        if is_below_threshold(dialect, &reply) {
+            return Ok(First::BelowThreshold(usage_of(dialect, &reply)));
+        }
+        let reply = JsonObject::parse(reply).map_err(|_| "sent a reply that is not JSON")?;
+        of_batch.map_or(Ok(()), |n| merge::check(&reply, n))?;
+        Ok(First::Whole(reply, begun))
+    };
+    let read = context.preparer.run_sized(bytes, read).await?;
+    read.map_err(|what| Error::engine(worker.id(), what))
+}
+
+/// Sends a streamed leg to an endpoint and waits for its first events.
+pub(crate) async fn first_events(
+    sending: &ReplyLeg<'_>,
+    endpoint: Endpoint,
+    body: RevocableBody,
+) -> Result<First, Error> {
+    let ReplyLeg { prompt, leg_headers, placed, .. } = *sending;
+    let context = prompt.context;
+    let (worker, leg_headers) = (&placed.worker, &placed.pinned(leg_headers));
+    let ServedModel { config, client, .. } = context.served.as_ref();
+    let limit = context.first_token_limit();
+    let idle = config.timeouts.stream_idle;
+    let call = pin!(async {
+        let shape = Shape::streamed(endpoint);
+        let leg = LegRequest { client, worker, shape, headers: leg_headers };
+        let response = leg.begin(body).await?;
+        if !sending.is_gated() {
+            prompt.decision.decode_begun();
+        }
+        // Until the first event, the timeout of the leg applies instead of the idle timeout.
+        let patience = limit.duration.max(idle);
+        let (dialect, memory) = (endpoint.dialect(), &context.unread.memory);
+        let reader = EventReader::new(client, response, Arc::clone(worker), patience, memory)
+            .of_dialect(dialect, client.reply_max_bytes());
+        let samples = if sending.is_gated() { context.options.samples } else { 0 };
+        match hold(reader, context, dialect, samples as usize).await? {
+            FirstEvents::Events(reader, events) => {
+                Ok(First::Events(Box::new(reader.with_idle(idle)), events))
+            }
+            FirstEvents::BelowThreshold(reader, event) => {
+                below(reader, dialect, event, context).await
+            }
+            // The reader is dropped with its connection, which cancels the samples that run.
+            FirstEvents::Partly => Ok(First::BelowThreshold(None)),
+        }
+    });
+    limit.bound(client, worker, call).await
+}
+
+/// What the first events of a streamed reply show.
+enum FirstEvents {
+    /// The leg runs. The events have been read and not passed on yet.
+    Events(EventReader, VecDeque<Bytes>),
+    /// The leg was rejected, with the event that says so.
+    BelowThreshold(EventReader, Bytes),
+    /// One sample was rejected while other samples run.
+    Partly,
+}
+
+/// What one of the first events shows.
+enum EventMeaning {
+    /// The event is no chunk.
+    NoChunk,
+    /// The event is an error of the engine.
+    Error,
+    /// The leg, or one of its samples, was rejected.
+    BelowThreshold,
+    /// The leg goes on.
+    Output {
+        /// Whether the event only opens the reply.
+        only_opens: bool,
+        /// The samples that have output in the event, or 0 for a reply without samples.
+        begun: Vec<u64>,
+    },
+}
+
+impl EventMeaning {
+    fn by(event: &Bytes, dialect: Dialect, samples: usize) -> Self {
+        let data = data_of(dialect, event);
+        let only_opens = match Chunk::read(dialect, &data) {
+            None => return Self::NoChunk,
+            Some(chunk) if chunk.is_error => return Self::Error,
+            Some(chunk) => chunk.only_opens,
+        };
+        if is_below_threshold(dialect, &data) {
+            return Self::BelowThreshold;
+        }
+        let begun = match dialect {
+            _ if samples == 0 || only_opens => Vec::new(),
+            Dialect::Chunks => begun(&data, samples),
+            _ => vec![0],
+        };
+        Self::Output { only_opens, begun }
+    }
+}
+
+/// Reads until it is clear that the engine runs all `samples`, which their first output shows. An
+/// ungated leg has 0 samples: for it, the function returns after the first event that does more
+/// than open the reply.
+async fn hold(
+    mut reader: EventReader,
+    context: &Context,
+    dialect: Dialect,
+    samples: usize,
+) -> Result<FirstEvents, Error> {
+    let mut events = VecDeque::new();
+    let mut running = BTreeSet::new();
+    loop {
+        let Some(event) = reader.next().await? else {
+            if events.is_empty() {
+                return Err(Error::engine(reader.worker().id(), "answered with an empty stream"));
+            }
+            // The stream ended without any output, which is a valid reply.
+            return Ok(FirstEvents::Events(reader, events));
+        };
+        let (bytes, read) = (event.len(), event.clone());
+        let show = move || EventMeaning::by(&read, dialect, samples);
+        let only_opens = match context.preparer.run_sized(bytes, show).await? {
+            EventMeaning::NoChunk => {
+                return Err(Error::engine(reader.worker().id(), "answered with no chunk"));
+            }
+            EventMeaning::Error => {
+                return Err(refusal_event(reader.worker(), &data_of(dialect, &event)));
+            }
+            EventMeaning::BelowThreshold if running.is_empty() => {
+                return Ok(FirstEvents::BelowThreshold(reader, event));
+            }
+            EventMeaning::BelowThreshold => return Ok(FirstEvents::Partly),
+            EventMeaning::Output { only_opens, begun } => {
+                running.extend(begun);
+                only_opens
+            }
+        };
+        reader.hold_back(&event);
+        events.push_back(event);
+        if only_opens && events.len() < OPENING_MAX {
+            continue;
+        }
+        if running.len() >= samples || events.len() >= HELD_PER_SAMPLE * samples {
+            return Ok(FirstEvents::Events(reader, events));
+        }
+    }
+}
+
+/// Reads a rejected stream to its end, to get its usage and to keep its connection.
+async fn below(
+    mut reader: EventReader,
+    dialect: Dialect,
+    mut last: Bytes,
+    context: &Context,
+) -> Result<First, Error> {
+    const EVENTS_MAX: usize = 4096;
+    for _ in 0..EVENTS_MAX {
+        match reader.next().await {
+            Ok(Some(event)) => last = event,
+            Ok(None) => {
+                reader.give_back(&context.served.client);
+                break;
+            }
+            // The remaining events are not needed.
+            Err(_) => break,
+        }
+    }
+    let (bytes, read) = (last.len(), move || usage_of(dialect, &last));
+    Ok(First::BelowThreshold(context.preparer.run_sized(bytes, read).await?))
+}
