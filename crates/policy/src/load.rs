@@ -18,13 +18,13 @@ use crate::coefficients::Coefficients;
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
 #[serde(deny_unknown_fields, default)]
 pub struct LoadWeights {
-    /// The weight of a block in host memory.
+    /// Weight of a block in host memory.
     #[schemars(range(min = 0.0, max = 1.0))]
     pub host: f64,
-    /// The weight of a block on a local disk.
+    /// Weight of a block on disk.
     #[schemars(range(min = 0.0, max = 1.0))]
     pub disk: f64,
-    /// The weight of a block in a store that is reached over the network.
+    /// Weight of a block in a store over the network.
     #[schemars(range(min = 0.0, max = 1.0))]
     pub remote: f64,
 }

@@ -9,45 +9,39 @@ use crate::load::LoadWeights;
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Policy {
-    /// The best compromise of overlap and load: the lowest sum of `overlap_weight` x blocks to
-    /// compute and `load_weight` x blocks queued.
+    /// The lowest sum of `overlap_weight` x blocks to compute and `load_weight` x blocks queued.
     KvOverlap {
-        /// Weight of the blocks that the candidate would have to compute.
+        /// Weight of blocks to compute.
         #[serde(default = "one")]
         #[schemars(range(min = 0.0, max = 1e6))]
         overlap_weight: f64,
-        /// Weight of the blocks that are queued on the candidate.
+        /// Weight of queued blocks.
         #[serde(default = "one")]
         #[schemars(range(min = 0.0, max = 1e6))]
         load_weight: f64,
-        /// 0 chooses the candidate with the lowest cost. Above 0, the candidate is drawn at random
-        /// by softmax of the costs with this temperature.
+        /// 0: the lowest cost. Above: at random by softmax of the costs.
         #[serde(default)]
         #[schemars(range(min = 0.0, max = 1e6))]
         temperature: f64,
-        /// Weights of blocks that the candidate holds in slower tiers, from 0 (as in accelerator
-        /// memory) to 1 (as if they were computed). Without it, they follow from what was learned
-        /// of each worker, and before that from `costs`.
+        /// Weights of blocks in slower tiers, 0 (as in accelerator memory) to 1 (as if computed).
+        /// Default: as learned, before that from `costs`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         load_weights: Option<LoadWeights>,
     },
-    /// The earliest predicted first token, in milliseconds: the wait for the worker, the prefill of
-    /// what it does not hold, the hand-off, and the delay of later requests by work that another
-    /// worker would not have.
+    /// The earliest predicted first token, plus the [price](policies.md#predicted_ttft) of extra
+    /// work.
     PredictedTtft {
-        /// The number of later requests that each extra millisecond of prefill delays. Without it,
-        /// the number is computed from the workers' load: `1 / (1 - busy share)` plus a term for
-        /// waiting requests, and at most 10.
+        /// The price: later requests that each extra millisecond of prefill delays. Default: by the
+        /// workers' load, at most 10.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[schemars(range(min = 0.0, max = 1e3))]
         extra_work_weight: Option<f64>,
-        /// 0 chooses the candidate with the lowest cost. Above 0, the candidate is drawn at random
-        /// by softmax of the costs in milliseconds with this temperature.
+        /// 0: the lowest cost. Above: at random by softmax of the costs in milliseconds.
         #[serde(default, skip_serializing_if = "is_zero")]
         #[schemars(range(min = 0.0, max = 1e6))]
         temperature: f64,
     },
-    /// The candidate with the fewest tokens in work.
+    /// The fewest tokens in work.
     LeastLoaded {},
     /// The candidates in turn.
     RoundRobin {},

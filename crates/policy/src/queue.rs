@@ -47,7 +47,7 @@ pub(crate) use plan::FETCH_LEAD_NS;
 /// The settings of the queue.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QueueConfig {
-    /// The order of requests with equal priority, fairness and deadline.
+    /// The order among equal priority, fairness and deadline.
     pub order: Order,
     /// The maximum number of requests that may wait, at least 1; further requests are refused.
     pub max_waiting: usize,
@@ -67,11 +67,10 @@ pub struct QueueConfig {
     /// when they arrive, unless their prefill alone takes longer or they need not wait. Without it,
     /// no request is refused for this reason.
     pub ttft_goal_ms: Option<f64>,
-    /// The highest class that a client may ask for with the header `x-splitrail-priority`. Higher
-    /// classes are served first; classes below 0 are served after the default class 0.
+    /// The highest `x-splitrail-priority`. Higher classes are served first, those below 0 after
+    /// class 0.
     pub priority_max: i32,
-    /// The number of requests that one scheduling round examines, the first ones in the order. It
-    /// limits the time of a round.
+    /// Requests that one scheduling round examines, the first ones in the order.
     pub window: usize,
 }
 
@@ -95,8 +94,7 @@ impl Default for QueueConfig {
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
-    /// The request with the shortest predicted prefill; `oldest_share` of the work goes to the
-    /// oldest request.
+    /// The shortest predicted prefill; `oldest_share` of the work goes to the oldest request.
     #[default]
     ShortestFirst,
     /// The request that arrived first.

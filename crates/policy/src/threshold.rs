@@ -77,8 +77,7 @@ pub struct ThresholdConfig {
     /// The maximum time between tokens, in milliseconds, that a local prefill may cause in a
     /// stream, as the mean of the stream's slowest tenth.
     pub tbt_goal_ms: f64,
-    /// The number of prompt tokens that a decode worker computes in one step; 0 means the whole
-    /// prompt.
+    /// Prompt tokens that a decode worker computes in one step; 0: the whole prompt.
     pub chunk_tokens: u32,
     /// The initial value of the interference, which is then learned: the part of the shorter of a
     /// step's two parts that is added to the longer one. 0 means that both overlap completely, 1

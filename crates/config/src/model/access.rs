@@ -17,16 +17,15 @@ use crate::scalar;
 pub enum Auth {
     /// API keys, as `Authorization: Bearer` or `x-api-key`.
     Keys {
-        /// The file with the hashes of the keys; `splitrail keys new` adds a key. The file is read
-        /// again when it changes.
+        /// The file with the hashes of the keys (`splitrail keys new` adds one), read again when it
+        /// changes.
         file: PathBuf,
     },
-    /// JSON Web Tokens (RFC 7519), as `Authorization: Bearer`, signed with RS256, ES256 or EdDSA.
+    /// JSON Web Tokens as `Authorization: Bearer`, signed with RS256, ES256 or EdDSA.
     Jwt(JwtAuth),
-    /// TLS client certificates of the authority `listen.http.tls.client_ca`, or that of
-    /// `listen.grpc`.
+    /// TLS client certificates of `client_ca` of `listen.http` or `listen.grpc`.
     ClientCertificate {
-        /// The part of the certificate that names the tenant.
+        /// The part that names the tenant.
         tenant: CertificateName,
     },
 }
@@ -62,19 +61,17 @@ pub struct JwtAuth {
     /// The required value of the claim `iss`.
     #[schemars(length(min = 1, max = 2048))]
     pub issuer: String,
-    /// The required value of the claim `aud`, or of one of its items.
+    /// The required claim `aud`, or one of its items.
     #[schemars(length(min = 1, max = 2048))]
     pub audience: String,
-    /// The keys of the issuer (a JSON Web Key Set, RFC 7517): the path of a file, which is read again
-    /// when it changes, or an `https://` URL, from which the keys are fetched every `refresh_interval` and
-    /// when a token names an unknown key.
+    /// The issuer's JSON Web Key Set: a file, read again when it changes, or an `https://` URL,
+    /// fetched every `refresh_interval` and when a token names an unknown key.
     #[schemars(length(min = 1, max = 2048))]
     pub jwks: String,
-    /// The authority that must have signed the certificate of the URL, as a PEM file. Without it, the
-    /// authorities of the system are trusted.
+    /// The authority of the URL's certificate (PEM). Default: the system's.
     #[serde(default)]
     pub jwks_ca: Option<PathBuf>,
-    /// How often the keys are fetched from the URL. At least 10 s.
+    /// How often the URL is fetched. At least 10 s.
     #[serde(default = "refresh_interval")]
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
@@ -83,12 +80,12 @@ pub struct JwtAuth {
     #[serde(default = "tenant_claim")]
     #[schemars(length(min = 1, max = 256))]
     pub tenant_claim: String,
-    /// The claim that names a role for the admin listener: `admin` or `read`, as text or in a list.
-    /// Without it, tokens have no role.
+    /// The claim with the role for the admin listener: `admin` or `read`, a text or in a list.
+    /// Default: no role.
     #[serde(default)]
     #[schemars(length(min = 1, max = 256))]
     pub role_claim: Option<String>,
-    /// The names of the tenants that the issuer's tokens may name. Without a value, all.
+    /// The tenants that the issuer's tokens may name. Default: all.
     #[serde(default)]
     pub tenants: Option<Vec<String>>,
 }
@@ -105,7 +102,7 @@ fn tenant_claim() -> String {
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum CertificateName {
-    /// A URI of the subject alternative names, such as a SPIFFE id.
+    /// A URI of the subject alternative names (SPIFFE).
     SanUri,
     /// A DNS name of the subject alternative names.
     SanDns,
@@ -115,36 +112,32 @@ pub enum CertificateName {
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct TenantConfig {
-    /// The name, in credentials, the ledger and metrics.
+    /// The name, as in credentials, ledger and metrics.
     #[schemars(length(min = 1, max = 64), regex(pattern = r"^[A-Za-z0-9._-]+$"))]
     pub name: String,
-    /// Further names that tokens and certificates may use for the tenant, for example the URI of a
-    /// certificate.
+    /// Further names in tokens and certificates, for example the URI of a certificate.
     #[serde(default)]
     #[schemars(length(max = 64))]
     pub identities: Vec<String>,
-    /// The names (models, aliases and adapters) that the tenant may send as `model`. Without a value,
-    /// all.
+    /// The models, aliases and adapters that the tenant may send. Default: all.
     #[serde(default)]
     pub models: Option<Vec<String>>,
     /// Who shares cached blocks with the tenant.
     #[serde(default)]
     pub cache: CacheGroup,
-    /// Maximum priority of the tenant's requests. Without a value, the model's `queue.priority_max`,
-    /// which always applies.
+    /// Maximum priority. Default: `queue.priority_max`, which always applies.
     #[serde(default)]
     #[schemars(range(min = 0, max = 100))]
     pub priority_max: Option<i32>,
-    /// The tenant's share of the queue, of the places in flight and of the memory of requests,
-    /// relative to other tenants.
+    /// The tenant's share of queue, places in flight and request memory, relative to others.
     #[serde(default = "one")]
     #[schemars(range(min = 0.01, max = 1000.0))]
     pub weight: f64,
     /// Limits on what the tenant may use.
     #[serde(default)]
     pub limits: TenantLimits,
-    /// Whether replies tell the tenant how a request was routed: the headers `x-splitrail-route` and
-    /// `server-timing`, `usage.splitrail`, and `started.route` over gRPC.
+    /// Whether replies have `x-splitrail-route`, `server-timing`, `usage.splitrail`, and
+    /// `started.route` over gRPC.
     #[serde(default)]
     pub debug: bool,
 }
@@ -160,13 +153,13 @@ pub struct TenantLimits {
     /// Maximum number of requests in a minute.
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub requests_per_minute: Option<u64>,
-    /// Maximum number of tokens in a minute, weighted as in `models[].token_weights`.
+    /// Maximum tokens in a minute, weighted by `models[].token_weights`.
     #[schemars(range(min = 1, max = 1_000_000_000_000_u64))]
     pub tokens_per_minute: Option<u64>,
-    /// Maximum number of tokens in a day (UTC), weighted as in `models[].token_weights`.
+    /// Maximum tokens in a day (UTC), weighted likewise.
     #[schemars(range(min = 1, max = 1_000_000_000_000_u64))]
     pub tokens_per_day: Option<u64>,
-    /// Maximum number of requests in flight. Each prompt of a batch counts.
+    /// Maximum requests in flight. Each prompt of a batch counts.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub requests_in_flight: Option<usize>,
 }
@@ -184,8 +177,8 @@ pub struct TokenWeights {
     /// A generated token.
     #[schemars(range(min = 0, max = 1000))]
     pub output: u64,
-    /// The number of generated tokens that is reserved for a request without a limit of its own
-    /// (`max_tokens`). What was not generated is given back at the end of the request.
+    /// The generated tokens reserved for a request without `max_tokens`. Unused ones are given back
+    /// at its end.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub output_default: u64,
 }
@@ -196,12 +189,11 @@ impl Default for TokenWeights {
     }
 }
 
-/// What applies to requests that no other setting is for.
+/// For requests that no other setting is for.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct Defaults {
-    /// The tenant of requests without a credential. Without a value, they are refused with status
-    /// 401 if `auth` is configured.
+    /// The tenant of requests without a credential. Default: 401 if `auth` is configured.
     pub tenant: Option<String>,
 }
 

@@ -13,12 +13,10 @@ use super::Rotation;
 pub struct AccessLogConfig {
     /// Whether requests are logged.
     pub enabled: bool,
-    /// The share of requests that end well and are logged, chosen at random. All other requests are
-    /// logged.
+    /// The share of requests ending with `ok` that are logged, at random. All others are logged.
     #[schemars(range(min = 0.0, max = 1.0))]
     pub sample_ratio: f64,
-    /// The file that gets the lines, as JSON. Each router needs its own file. Without a path, the
-    /// lines are log lines of the target `access` on stderr, in the format of the log.
+    /// The file, one per router. Default: log lines of the target `access` on stderr.
     pub path: Option<PathBuf>,
     /// When the file is rotated.
     pub rotate: Rotation,

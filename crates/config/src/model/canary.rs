@@ -12,14 +12,14 @@ use crate::scalar;
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct CanaryConfig {
-    /// Whether workers are tested. Without tests, every worker takes part in KV routing.
+    /// Whether workers are tested. If not, all take part in KV routing.
     pub enabled: bool,
-    /// Timeout of the engine's reply to the test, and again of the KV events that must follow the
-    /// reply. Raise it for engines whose queues are long.
+    /// Timeout of the engine's reply, and again of its KV events. Raise it for long queues of
+    /// engines.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub timeout: Duration,
-    /// Interval between two tests of a worker. A test without a clear result is repeated earlier.
+    /// Interval between two tests of a worker. One without a clear result is repeated earlier.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub interval: Duration,
@@ -38,37 +38,32 @@ impl Default for CanaryConfig {
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
 #[serde(deny_unknown_fields, default)]
 pub struct DriftConfig {
-    /// Whether the router acts on drift. If not, drift is only measured.
+    /// Whether the router acts on drift, or only measures it.
     pub enabled: bool,
-    /// Maximum number of KV blocks per reply, on average, that the index promises and the worker
-    /// does not find. The router acts if this value and `over_share_max` are both exceeded. Raise
-    /// it if prompts wait so long in the engine that their blocks are evicted.
+    /// KV blocks per reply, on average, that the index promises and the worker may lack. The router
+    /// acts if `over_share_max` is exceeded as well. Raise it if prompts wait until their blocks
+    /// are evicted.
     #[schemars(range(min = 0.0, max = 1e6))]
     pub over_blocks_max: f64,
-    /// Maximum share of the promised KV blocks, from 0 to 1, that the worker does not find. The
-    /// router acts if this value and `over_blocks_max` are both exceeded.
+    /// The share of the promised blocks that may be missing, 0 to 1.
     #[schemars(range(min = 0.0, max = 1.0))]
     pub over_share_max: f64,
-    /// Maximum number of KV blocks per reply, on average, that the worker finds although the index
-    /// does not contain them. The worker's events are read again if this value and
-    /// `under_share_max` are both exceeded.
+    /// KV blocks per reply, on average, that the worker finds and the index may lack. Events are
+    /// read again if `under_share_max` is exceeded as well.
     #[schemars(range(min = 0.0, max = 1e6))]
     pub under_blocks_max: f64,
-    /// Maximum share of the KV blocks that the worker finds, from 0 to 1, that the index does not
-    /// contain. The worker's events are read again if this value and `under_blocks_max` are both
-    /// exceeded.
+    /// The share of found blocks that the index may lack, 0 to 1.
     #[schemars(range(min = 0.0, max = 1.0))]
     pub under_share_max: f64,
     /// Minimum number of compared replies before the router acts.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub samples_min: u64,
-    /// Minimum time between two resynchronisations of one worker.
+    /// Minimum time between two resynchronisations of a worker.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub resync_interval_min: Duration,
-    /// Maximum number of consecutive resynchronisations without an improvement. Afterwards a worker
-    /// that finds less than the index promises takes no part in KV routing until its engine has
-    /// restarted.
+    /// Resynchronisations in a row without an improvement. Then a worker that finds too little
+    /// takes no part in KV routing until its engine restarts.
     #[schemars(range(min = 0, max = 1000))]
     pub resyncs_max: u32,
 }

@@ -7,18 +7,18 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum Connector {
-    /// NIXL of vLLM. The decode worker pulls the blocks from the prefill worker.
+    /// NIXL of vLLM: the decode worker pulls the blocks.
     Nixl,
-    /// NIXL of vLLM in push mode. Both legs are sent at once, and the prefill worker writes the
-    /// blocks into the decode worker's memory.
+    /// NIXL of vLLM: both legs are sent at once, and the prefill worker writes the blocks into the
+    /// decode worker's memory.
     NixlPush,
-    /// Storage that all workers share (LMCache, or vLLM's example connector). Requests carry no
-    /// hand-off, because the decode worker finds the blocks in the storage.
+    /// Storage of all workers (LMCache, or vLLM's example connector). No hand-off: the decode
+    /// worker finds the blocks there.
     SharedStorage,
-    /// Mooncake of vLLM. Both legs are sent at once, and the prefill worker pushes the blocks.
+    /// Mooncake of vLLM: both legs are sent at once, and the prefill worker pushes the blocks.
     Mooncake,
-    /// The transfer of SGLang. Both legs are sent at once and meet at the bootstrap server of the
-    /// prefill worker. A worker serves no request alone.
+    /// SGLang: both legs are sent at once and meet at the prefill worker's bootstrap server. A
+    /// worker serves no request alone.
     Sglang,
     /// There is no hand-off.
     #[default]

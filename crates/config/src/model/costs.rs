@@ -19,48 +19,43 @@ use splitrail_policy::Coefficients;
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
 #[serde(deny_unknown_fields, default)]
 pub struct CostsConfig {
-    /// Fixed cost of a prefill in milliseconds, independent of its length.
+    /// Fixed cost of a prefill in milliseconds.
     #[schemars(range(min = 0.0, max = 1e6))]
     pub prefill_base_ms: f64,
-    /// Cost of each computed prompt token in microseconds.
+    /// Cost of a computed prompt token, in microseconds.
     #[schemars(range(min = 1e-3, max = 1e9))]
     pub prefill_us_per_token: f64,
-    /// Additional cost of each computed prompt token in nanoseconds, for each token before it in
-    /// the prompt (attention).
+    /// Cost of a computed prompt token for each token before it (attention), in nanoseconds.
     #[schemars(range(min = 0.0, max = 1e9))]
     pub prefill_ns_per_token_pair: f64,
-    /// Fixed cost of a hand-off in milliseconds, independent of its size.
+    /// Fixed cost of a hand-off in milliseconds.
     #[schemars(range(min = 0.0, max = 1e6))]
     pub hand_off_base_ms: f64,
     /// Size of the KV of one token in bytes.
     #[schemars(range(min = 1.0, max = 1e9))]
     pub kv_bytes_per_token: f64,
-    /// Bandwidth between two workers in gigabytes (10^9 bytes) per second.
+    /// Bandwidth between two workers, in gigabytes (10^9 bytes) per second.
     #[schemars(range(min = 1e-3, max = 1e6))]
     pub bandwidth_gb_per_second: f64,
-    /// Fixed cost in milliseconds of fetching a prefix from another worker: two requests for one
-    /// token each, and the transfer between them.
+    /// Fixed cost of a peer fetch in milliseconds: two requests for one token, and the transfer.
     #[schemars(range(min = 0.0, max = 1e6))]
     pub fetch_base_ms: f64,
-    /// Speed in gigabytes (10^9 bytes) per second at which a worker loads blocks that it holds in
-    /// host memory.
+    /// Speed of loading blocks from host memory, in gigabytes (10^9 bytes) per second.
     #[schemars(range(min = 1e-3, max = 1e6))]
     pub host_gb_per_second: f64,
-    /// Speed in gigabytes per second at which a worker loads blocks from its disk.
+    /// Speed of loading blocks from disk, likewise.
     #[schemars(range(min = 1e-3, max = 1e6))]
     pub disk_gb_per_second: f64,
-    /// Speed in gigabytes per second at which a worker loads blocks from a store that it reaches over
-    /// the network.
+    /// Speed of loading blocks from a store over the network, likewise.
     #[schemars(range(min = 1e-3, max = 1e6))]
     pub remote_gb_per_second: f64,
-    /// Fixed cost of a decode step in milliseconds, independent of its requests.
+    /// Fixed cost of a decode step in milliseconds.
     #[schemars(range(min = 1e-3, max = 1e6))]
     pub step_base_ms: f64,
-    /// Additional cost of a decode step in microseconds for each request in the step.
+    /// Cost of each request in the step, in microseconds.
     #[schemars(range(min = 0.0, max = 1e9))]
     pub step_us_per_request: f64,
-    /// Additional cost of a decode step in nanoseconds for each context token of the requests in
-    /// the step.
+    /// Cost of each context token of the step's requests, in nanoseconds.
     #[schemars(range(min = 0.0, max = 1e9))]
     pub step_ns_per_context_token: f64,
 }

@@ -19,9 +19,9 @@ use crate::scalar;
 pub enum Discovery {
     /// Shims that attach to this router.
     Shim {},
-    /// The addresses of a DNS name. Each address is a worker.
+    /// The addresses of a DNS name, each a worker.
     Dns(DnsDiscovery),
-    /// Pods of a Kubernetes cluster. Each pod is a worker.
+    /// Pods of a Kubernetes cluster, each a worker.
     Kubernetes(KubernetesDiscovery),
 }
 
@@ -42,53 +42,49 @@ impl Discovery {
     }
 }
 
-/// The addresses of a DNS name. Each address is a worker.
+/// The addresses of a DNS name, each a worker.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct DnsDiscovery {
-    /// The DNS name, for example that of a headless Service, which has one address for each pod.
+    /// The DNS name, such as that of a headless Service.
     #[schemars(length(min = 1, max = 254))]
     pub name: String,
     /// The port of the engines' HTTP servers.
     #[schemars(range(min = 1, max = 65_535))]
     pub port: u16,
-    /// The scheme of the engines' URLs. With `https`, `engine_tls.server_name` is usually needed,
-    /// because the workers are known by their addresses.
+    /// The scheme of the engines' URLs. `https` usually needs `engine_tls.server_name`.
     #[serde(default)]
     pub scheme: UrlScheme,
-    /// The role of all workers behind the name.
+    /// The role of all workers.
     pub role: Role,
-    /// The addresses that are used. An engine with an IPv4 and an IPv6 address is one worker.
+    /// The addresses that are used. An engine with both is one worker.
     #[serde(default)]
     pub family: AddressFamily,
-    /// The port on which the engines publish KV events. Without a value, each engine is asked.
+    /// The port of KV events. Default: engines are asked.
     #[serde(default)]
     #[schemars(range(min = 1, max = 65_535))]
     pub kv_events_port: Option<u16>,
-    /// The port on which the engines replay KV events.
+    /// The port of replays of KV events.
     #[serde(default)]
     #[schemars(range(min = 1, max = 65_535))]
     pub kv_replay_port: Option<u16>,
-    /// The port of the bootstrap servers of prefill workers, for `connector: mooncake` and
-    /// `sglang`. Defaults to 8998.
+    /// The bootstrap port of prefill workers, for `mooncake` and `sglang`. Default: 8998.
     #[serde(default)]
     #[schemars(range(min = 1, max = 65_535))]
     pub bootstrap_port: Option<u16>,
-    /// Whether the addresses are those of shims, which support `x-splitrail-gate`.
+    /// Whether the addresses are those of shims.
     #[serde(default)]
     pub shim: bool,
-    /// Whether the engines support the request field `cache_hit_threshold`. Without a value, each
-    /// engine is asked once.
+    /// Whether engines support `cache_hit_threshold`. Default: each is asked once.
     #[serde(default)]
     pub supports_cache_hit_threshold: Option<bool>,
-    /// Interval between two lookups of the name, at least `1s`. Up to a tenth of it is added at
-    /// random, so that routers do not ask at the same moment.
+    /// Interval between lookups, at least `1s`; up to a tenth is added at random.
     #[serde(default = "refresh_interval")]
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub refresh_interval: Duration,
-    /// How long the last addresses are kept after DNS has answered that the name has none. While
-    /// DNS does not answer, they are kept without limit.
+    /// How long the last addresses are kept after DNS has said that there are none. While DNS does
+    /// not answer, they are kept.
     #[serde(default = "empty_grace")]
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
@@ -129,7 +125,7 @@ impl UrlScheme {
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum AddressFamily {
-    /// The IPv4 addresses, or the IPv6 addresses if there are no others.
+    /// IPv4 addresses, or IPv6 ones if there are no others.
     #[default]
     Auto,
     /// The IPv4 addresses.
@@ -138,58 +134,51 @@ pub enum AddressFamily {
     Ipv6,
 }
 
-/// Pods of a Kubernetes cluster. Each pod is a worker.
+/// Pods of a Kubernetes cluster, each a worker.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct KubernetesDiscovery {
-    /// The namespace of the pods. Defaults to the namespace of the router, or of the kubeconfig's
-    /// context.
+    /// The namespace of the pods. Default: that of the router, or of the kubeconfig's context.
     #[serde(default)]
     #[schemars(length(min = 1, max = 63), regex(pattern = r"^[a-z0-9-]+$"))]
     pub namespace: Option<String>,
-    /// A label selector that matches the pods, in the syntax of Kubernetes: `app=vllm,model in (a,
-    /// b)`.
+    /// A label selector: `app=vllm,model in (a, b)`.
     #[schemars(length(min = 1, max = 1024))]
     pub selector: String,
-    /// The role of all pods. Without it, a label of each pod names its role.
+    /// The role of all pods. Default: by `role_label`.
     #[serde(default)]
     pub role: Option<Role>,
-    /// The label that names the role of a pod: `prefill`, `decode` or `both`. Defaults to
-    /// `splitrail.io/role`.
+    /// The label with a pod's role (`prefill`, `decode`, `both`). Default: `splitrail.io/role`.
     #[serde(default)]
     #[schemars(length(min = 1, max = 317))]
     pub role_label: Option<String>,
-    /// The port of the engines' HTTP servers: a number, or the name of a container's port.
+    /// The engines' HTTP port: a number, or a container port's name.
     pub port: PodPort,
-    /// The scheme of the engines' URLs. With `https`, `engine_tls.server_name` is usually needed,
-    /// because the workers are known by their addresses.
+    /// The scheme of the engines' URLs. `https` usually needs `engine_tls.server_name`.
     #[serde(default)]
     pub scheme: UrlScheme,
-    /// The port on which the engines publish KV events. A pod's annotation
-    /// `splitrail.io/kv-events-port` takes precedence. Without a value, each engine is asked.
+    /// The port of KV events. The annotation `splitrail.io/kv-events-port` takes precedence.
+    /// Default: engines are asked.
     #[serde(default)]
     pub kv_events_port: Option<PodPort>,
-    /// The port on which the engines replay KV events. A pod's annotation
-    /// `splitrail.io/kv-replay-port` takes precedence.
-    #[serde(default)]
-    pub kv_replay_port: Option<PodPort>,
-    /// The port of the bootstrap servers of prefill workers, for `connector: mooncake` and
-    /// `sglang`. Defaults to 8998. A pod's annotation `splitrail.io/bootstrap-port` takes
+    /// The port of replays of KV events. The annotation `splitrail.io/kv-replay-port` takes
     /// precedence.
     #[serde(default)]
+    pub kv_replay_port: Option<PodPort>,
+    /// The bootstrap port of prefill workers, for `mooncake` and `sglang`. The annotation
+    /// `splitrail.io/bootstrap-port` takes precedence. Default: 8998.
+    #[serde(default)]
     pub bootstrap_port: Option<PodPort>,
-    /// Whether `port` is that of a shim, which supports `x-splitrail-gate`.
+    /// Whether `port` is that of a shim.
     #[serde(default)]
     pub shim: bool,
-    /// Whether the engines support the request field `cache_hit_threshold`. Without a value, each
-    /// engine is asked once.
+    /// Whether engines support `cache_hit_threshold`. Default: each is asked once.
     #[serde(default)]
     pub supports_cache_hit_threshold: Option<bool>,
-    /// A kubeconfig file, for a router outside the cluster. Defaults to the service account of the
-    /// router's pod.
+    /// A kubeconfig file. Default: the service account of the router's pod.
     #[serde(default)]
     pub kubeconfig: Option<PathBuf>,
-    /// The context in the kubeconfig. Defaults to its current context.
+    /// Its context. Default: the current one.
     #[serde(default)]
     pub context: Option<String>,
 }

@@ -10,20 +10,18 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct EngineTls {
-    /// The certificates of the authorities that engines' certificates must be from. Without a path,
-    /// these are the authorities that the system trusts.
+    /// The authorities of engines' certificates. Default: the system's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ca: Option<PathBuf>,
-    /// The certificate that the router presents to engines, followed by the intermediate
-    /// certificates. Needs `key`.
+    /// The router's certificate for engines, followed by the intermediate certificates. Needs
+    /// `key`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cert: Option<PathBuf>,
     /// The private key of `cert`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<PathBuf>,
-    /// The name or IP address that the certificates of all engines of the model must be for. Without
-    /// a value, this is the host in the URL of each worker. Set it if workers are found by address
-    /// and their certificates are for a name.
+    /// The name or IP address in the engines' certificates. Default: the host of each worker's URL.
+    /// Set it if workers are found by address.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub server_name: Option<String>,

@@ -10,37 +10,34 @@ use serde::{Deserialize, Serialize};
 use super::{Network, Secret};
 use crate::scalar;
 
-/// How shims attach, and the networks of workers that are not listed in the file.
+/// How shims attach, and the networks of unlisted workers.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct FleetConfig {
-    /// The bearer token with which shims authenticate for any worker. A file can contain several
-    /// tokens, one per line, and each is accepted. The file is read again when it changes, so tokens
-    /// can be rotated while routers and shims run.
+    /// The token with which shims attach for any worker. A file has one per line, each is accepted,
+    /// and is read again when it changes.
     pub token: Option<Secret>,
-    /// Tokens that are each valid for certain workers only, in addition to `token` or instead of
-    /// it.
+    /// Tokens for certain workers only, beside `token` or instead of it.
     pub tokens: Vec<FleetToken>,
-    /// Networks that must contain the addresses of workers that are not listed under `workers`: from
-    /// shims, discovery and the admin listener. Names are resolved first.
+    /// Networks of unlisted workers (from shims, discovery, the admin listener). Names are resolved
+    /// first.
     #[schemars(with = "Vec<String>")]
     pub networks: Vec<Network>,
-    /// TLS of the fleet listener. The files are read again as shims connect. Without it, connections are not encrypted.
+    /// TLS of the fleet listener. The files are read again as shims connect.
     pub tls: Option<FleetTls>,
     /// Maximum number of attached shims.
     #[schemars(range(min = 1, max = 65_000))]
     pub attach_max: usize,
-    /// How long a worker and its blocks are kept after its shim has disconnected without notice. A
-    /// shim that returns in time sends only what has changed.
+    /// How long a worker and its blocks are kept after its shim has disconnected without notice.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub rejoin_grace: Duration,
-    /// Interval at which shims report their engine's load if nothing changes. At least 10 ms.
+    /// Interval of shims' load reports if nothing changes. At least 10 ms.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub load_interval: Duration,
-    /// Age from which the last load report of a worker is outdated. The worker then counts as busy
-    /// as the busiest one of its model. At least twice `load_interval`.
+    /// Age from which a load report is outdated: the worker then counts as busy as the busiest of
+    /// its model. At least twice `load_interval`.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub load_stale_after: Duration,
@@ -50,18 +47,16 @@ pub struct FleetConfig {
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FleetToken {
-    /// The token. A file can contain several, as for `fleet.token`.
+    /// The token; a file as for `fleet.token`.
     pub token: Secret,
-    /// The ids of the workers that the token is valid for. An id that ends in `*` matches all ids
-    /// with that prefix. If the router knows the worker at a shim's address by another id, both ids
-    /// must be listed.
+    /// The ids of the workers. `*` at the end matches all ids with that prefix. If the router knows
+    /// a shim's address by another id, list both.
     #[schemars(
         length(min = 1),
         inner(length(min = 1, max = 128), regex(pattern = r"^[A-Za-z0-9._:*-]+$"))
     )]
     pub workers: Vec<String>,
-    /// The names of the models whose workers the token is valid for. Without them, it is valid for the
-    /// workers of every model that have these ids.
+    /// The models of the workers. Default: all models.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub models: Option<Vec<String>>,
@@ -75,11 +70,10 @@ pub struct FleetTls {
     pub cert: PathBuf,
     /// The private key of the certificate.
     pub key: PathBuf,
-    /// The authority that must have signed the certificates of shims. Without it, shims need no
-    /// certificate.
+    /// The authority of shims' certificates. Default: no certificate is needed.
     #[serde(default)]
     pub client_ca: Option<PathBuf>,
-    /// The workers that a certificate of `client_ca` is valid for.
+    /// The workers of a certificate of `client_ca`.
     #[serde(default)]
     pub client_workers: ClientWorkers,
 }
@@ -91,7 +85,7 @@ pub enum ClientWorkers {
     /// All workers.
     #[default]
     Any,
-    /// Workers whose ids are DNS names of the certificate (subject alternative names).
+    /// Workers whose ids are DNS names of the certificate.
     DnsNames,
 }
 

@@ -13,14 +13,13 @@ use crate::scalar;
 pub enum Flow {
     /// One worker serves prefill and decode.
     Aggregated,
-    /// A prefill worker computes the prompt, then a decode worker generates the reply.
+    /// A prefill worker computes the prompt, a decode worker generates the reply.
     PrefillFirst,
-    /// A decode worker that holds enough of the prompt serves the request alone. Otherwise the
-    /// request is served as with `prefill_first`.
+    /// A decode worker that holds enough of the prompt serves the request alone; otherwise as
+    /// `prefill_first`.
     DecodeFirst,
-    /// The prefill is local or remote, whichever is predicted to be faster by `costs` and `auto`.
-    /// If the request or the model sets a `cache_hit_threshold`, the request is served as with
-    /// `decode_first`.
+    /// A local or a remote prefill, whichever is predicted to be faster; with a
+    /// `cache_hit_threshold` as `decode_first`.
     Auto,
 }
 
@@ -30,10 +29,10 @@ pub enum Flow {
 pub enum RequestFlow {
     /// One worker serves prefill and decode.
     Aggregated,
-    /// A prefill worker computes the prompt, then a decode worker generates the reply.
+    /// A prefill worker computes the prompt, a decode worker generates the reply.
     PrefillFirst,
-    /// A decode worker that holds enough of the prompt serves the request alone. Otherwise the
-    /// request is served as with `prefill_first`.
+    /// A decode worker that holds enough of the prompt serves the request alone; otherwise as
+    /// `prefill_first`.
     DecodeFirst,
     /// A decode worker that holds enough of the prompt serves the request alone. Otherwise the
     /// client gets the finish reason `cache_threshold`.
@@ -79,15 +78,15 @@ impl From<Flow> for RequestFlow {
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum GateKind {
-    /// The engine if it supports the field (each engine is asked once), its shim if it has one, or
-    /// otherwise the router.
+    /// The engine if it supports the field (each is asked once), otherwise its shim, otherwise the
+    /// router.
     #[default]
     Auto,
     /// The engine, which receives the field `cache_hit_threshold`.
     Engine,
-    /// The shim, which receives the blocks that are required.
+    /// The shim, which is sent the required blocks.
     Shim,
-    /// The router, with the blocks that KV events of the worker have confirmed.
+    /// The router, by confirmed blocks.
     Router,
 }
 
@@ -95,19 +94,18 @@ pub enum GateKind {
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct GateConfig {
-    /// The component that decides whether a decode worker holds enough of a prompt.
+    /// Who decides whether a decode worker holds enough.
     pub kind: GateKind,
-    /// The cache hit threshold of a decode leg after its prefill, from 0 to 1, if the engine
-    /// supports the field. A request that the engine preempts before its first output then returns
-    /// to the router and is prefilled again, instead of being computed by the decode worker. 0.001
-    /// is enough; 0 disables it.
+    /// The cache hit threshold of a decode leg after its prefill, if the engine supports the field:
+    /// a request that the engine preempts before its first output is prefilled again. 0.001 is
+    /// enough; 0 disables it.
     #[schemars(range(min = 0.0, max = 1.0))]
     pub preemption_guard: f64,
-    /// Whether the router asks neither engine nor shim if its index shows that a decode worker
-    /// holds too little. Disable it if the index is often incomplete.
+    /// Whether neither engine nor shim is asked if the index shows too little. Disable it if the
+    /// index is often incomplete.
     pub index_first: bool,
-    /// Number of blocks by which a worker's confirmed blocks must fall short of the threshold for
-    /// `index_first`. Raise it if KV events arrive late.
+    /// By how many blocks the index must fall short for `index_first`. Raise it if KV events arrive
+    /// late.
     #[schemars(range(min = 0, max = 65_536))]
     pub index_margin_blocks: u32,
 }
@@ -127,12 +125,11 @@ impl Default for GateConfig {
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct BreakerConfig {
-    /// Number of consecutive failures on a leg that open the circuit breaker. 0 disables circuit
-    /// breakers.
+    /// Failures in a row on a leg that open the circuit breaker. 0 disables it.
     #[schemars(range(min = 0, max = 1000))]
     pub failures: u32,
-    /// How long an open circuit breaker waits before it admits one request as a trial. Each failed
-    /// trial doubles the time, up to sixteen times this value.
+    /// How long it is open before one trial. Each failed trial doubles the time, up to sixteen
+    /// times.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub cooldown: Duration,
@@ -148,15 +145,14 @@ impl Default for BreakerConfig {
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Retries {
-    /// Maximum number of further prefill attempts of a request, each on another worker.
+    /// Maximum further prefill attempts of a request, each on another worker.
     #[schemars(range(min = 0, max = 10))]
     pub prefill: u32,
-    /// Maximum number of further decode attempts of a request. Each needs a new prefill, because a
-    /// hand-off is used once. One after a kept connection that turned out to have ended does not count.
+    /// Maximum further decode attempts of a request, each with a new prefill. One after a kept
+    /// connection that had ended does not count.
     #[schemars(range(min = 0, max = 10))]
     pub decode: u32,
-    /// Maximum number of retries as a percentage of all requests of the model, with a reserve of
-    /// one hundred retries. The budget keeps retries from multiplying an overload.
+    /// Maximum retries as a percentage of the model's requests, with a reserve of one hundred.
     #[schemars(range(min = 0, max = 1000))]
     pub budget_percent: u32,
 }

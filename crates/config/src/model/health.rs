@@ -11,7 +11,7 @@ use crate::scalar;
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct HealthConfig {
-    /// Interval between two probes of a worker, which also read its load. At least 10 ms.
+    /// Interval between probes, which also read the load. At least 10 ms.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub probe_interval: Duration,
@@ -19,21 +19,19 @@ pub struct HealthConfig {
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub probe_timeout: Duration,
-    /// Number of consecutive failed probes after which a worker is down. A request that cannot
-    /// reach the worker has the same effect at once.
+    /// Failed probes in a row after which a worker is down. A request that cannot reach it has the
+    /// same effect at once.
     #[schemars(range(min = 1, max = 100))]
     pub unhealthy_threshold: u32,
-    /// Number of consecutive successful probes after which a worker is up again.
+    /// Successful probes in a row after which it is up.
     #[schemars(range(min = 1, max = 100))]
     pub healthy_threshold: u32,
-    /// Slow start: the time for which a worker that joins a running fleet, or returns, gets a
-    /// growing share of the requests that other workers could take, from a tenth to all. `0s`
-    /// disables it.
+    /// The time in which a worker that joins or returns gets a growing share of requests, from a
+    /// tenth to all. `0s` disables it.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub slow_start: Duration,
-    /// Outlier ejection: when a worker that performs much worse than the others is taken out of
-    /// service for a while.
+    /// Takes a worker that performs much worse than the others out of service for a while.
     pub ejection: EjectionConfig,
 }
 
@@ -55,27 +53,27 @@ impl Default for HealthConfig {
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct EjectionConfig {
-    /// Interval between two evaluations. At least 10 ms.
+    /// Interval between evaluations. At least 10 ms.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub interval: Duration,
-    /// The share of failed legs, in percent, from which a worker is ejected if the median of the
-    /// others is less than half of this value. 0 disables it.
+    /// Failed legs in percent from which a worker is ejected, if the others' median is less than
+    /// half of it. 0 disables it.
     #[schemars(range(min = 0, max = 100))]
     pub failure_percent: u32,
-    /// A worker is ejected if its mean time to first token is more than this many times the median
-    /// of the others. 0 disables it.
+    /// A worker is ejected if its mean time to first token is more than this many times the others'
+    /// median. 0 disables it.
     #[schemars(range(min = 0, max = 1000))]
     pub slow_factor: u32,
     /// Minimum number of legs within `interval` for a worker to be evaluated.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub requests_min: u32,
     /// Duration of the first ejection. Each further one in a row lasts this much longer, up to ten
-    /// times this value. At least 10 ms.
+    /// times. At least 10 ms.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub base_time: Duration,
-    /// Maximum share of ejected workers of one role, in percent, rounded down. The last worker is
+    /// Maximum share of ejected workers of one role in percent, rounded down. The last worker is
     /// never ejected.
     #[schemars(range(min = 0, max = 100))]
     pub ejected_percent_max: u32,

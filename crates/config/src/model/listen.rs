@@ -20,35 +20,28 @@ use crate::scalar::{self, Address};
 pub struct Listen {
     /// The listener for HTTP clients.
     pub http: Listener,
-    /// Host names (without ports) with which clients may address the HTTP listener. Requests with
-    /// other names get status 403 on all paths except `/health` and `/ready`. An empty list accepts
-    /// any name. A list protects against web pages whose own name resolves to this router (DNS
-    /// rebinding).
+    /// Host names (without ports) of the HTTP listener. Others get 403 except on `/health` and
+    /// `/ready`: protection against DNS rebinding. Empty: any name.
     pub http_hosts: Vec<String>,
-    /// The listener for gRPC clients. Without it, there is no gRPC listener.
+    /// The listener for gRPC clients.
     pub grpc: Option<Listener>,
-    /// Whether the gRPC listener serves `Explain`, which shows the load of other clients and which
-    /// prompts are cached. Enable it only if operators alone can reach that listener. With `auth`,
-    /// only tenants with `debug` may call it.
+    /// Whether gRPC serves `Explain`, which shows other clients' load and which prompts are cached.
+    /// Only if operators alone reach the listener; with `auth`, for tenants with `debug`.
     pub grpc_explain: bool,
-    /// The address at which shims attach. Without it, shims cannot attach. Never use a public
-    /// address.
+    /// The address at which shims attach. Never a public one.
     #[schemars(with = "Option<scalar::Address>")]
     pub fleet: Option<SocketAddr>,
-    /// The admin listener: metrics, health, decisions, and changes by operators. Never use a public
-    /// address.
+    /// The [admin listener](http.md#admin-listener-listenadmin). Never a public address.
     pub admin: Listener,
-    /// Host names (without ports) with which requests may address the admin listener, beside
-    /// `localhost` and IP addresses (on loopback: those of loopback). Other names get status 403,
-    /// because they may be those of web pages (DNS rebinding). A listener beyond loopback checks the
-    /// names of requests without a credential alone, unless it accepts nothing but TLS, and not for
+    /// Host names (without ports) of the admin listener, beside `localhost` and IP addresses (on
+    /// loopback: those of loopback). Others get 403 (DNS rebinding). Beyond loopback, only names of
+    /// requests without a credential are checked, unless it accepts nothing but TLS, and not for
     /// `/metrics`, `/health`, `/ready` and the files of the live page.
     pub admin_hosts: Vec<String>,
     /// Who may use the admin listener.
     pub admin_access: AdminAccess,
-    /// A listener that serves `/metrics` and `/health` and nothing else, without a credential. It may
-    /// be public: metrics contain the names of models, workers and tenants, and no content. The admin
-    /// listener serves metrics as well.
+    /// Serves `/metrics` and `/health` alone, without a credential. It may be public: names of
+    /// models, workers and tenants, no content.
     pub metrics: Option<Listener>,
 }
 
@@ -88,12 +81,12 @@ impl Default for Listen {
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum AdminAccess {
-    /// Everyone who reaches the listener may read. Changes are accepted from the router's own host,
-    /// and with a credential of the role `admin` from other hosts.
+    /// Who reaches it may read. Changes come from the router's own host, or with a credential of
+    /// the role `admin`.
     #[default]
     Open,
-    /// Every request needs a credential: the role `read` may read, the role `admin` may also change.
-    /// `/health` and `/ready` need none.
+    /// Every request needs a credential with the role `read`, or `admin` for changes. `/health` and
+    /// `/ready` need none.
     Roles,
 }
 
@@ -114,14 +107,13 @@ pub struct ListenerTls {
     pub cert: PathBuf,
     /// The private key of the certificate.
     pub key: PathBuf,
-    /// The authority that must have signed the certificates of clients.
+    /// The authority of clients' certificates.
     #[serde(default)]
     pub client_ca: Option<PathBuf>,
-    /// Whether clients must have a certificate of `client_ca`. Without a value, they must if `auth`
-    /// is empty.
+    /// Whether clients need a certificate of `client_ca`. Default: `required` if `auth` is empty.
     #[serde(default)]
     pub client_certificates: Option<ClientCertificates>,
-    /// Whether the listener also accepts connections without TLS, for a migration.
+    /// Whether plain connections are accepted too, for a migration.
     #[serde(default)]
     pub plain_text: bool,
 }
@@ -153,7 +145,7 @@ struct ListenerMapping {
     /// The address.
     #[schemars(with = "Address")]
     address: SocketAddr,
-    /// The certificates of the listener. Without them, connections are not encrypted.
+    /// TLS of the listener. Without it, connections are not encrypted.
     #[serde(default)]
     tls: Option<ListenerTls>,
 }

@@ -10,14 +10,11 @@ pub enum PeerFetch {
     /// The worker computes what it does not hold.
     #[default]
     Off,
-    /// Where that is predicted to be faster, the worker that holds the prefix is first asked for a
-    /// hand-off of it, which the other worker takes with a request for one token. The leg that
-    /// computes the prompt then finds the prefix in its worker's own cache. Engines need no further
-    /// flag.
+    /// One request to the worker that holds the prefix, one to the other, then the leg. Engines
+    /// need no flag.
     TwoStep,
-    /// As `two_step`, but a prefill leg itself carries the hand-off and computes the rest, which
-    /// saves a request. Only engines with `bidirectional_kv_xfer` can; the router finds out which
-    /// ones have it, and uses two steps for the others. Needs `kv_load_failure_policy: fail`.
+    /// As `two_step`, but a prefill leg takes the prefix itself, on engines with
+    /// `bidirectional_kv_xfer` (the router finds out which). Needs `kv_load_failure_policy: fail`.
     OneShot,
 }
 
@@ -27,8 +24,8 @@ pub enum PeerFetch {
 pub enum KvLoadFailurePolicy {
     /// The engine fails the request.
     Fail,
-    /// The engine computes what it cannot read. With vLLM 0.32, a prefill leg that reads waits
-    /// without end instead, and keeps its blocks.
+    /// The engine computes what it cannot read. With vLLM 0.32, a leg that reads then waits without
+    /// end and keeps its blocks.
     Recompute,
 }
 

@@ -12,26 +12,23 @@ use crate::scalar;
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
 #[serde(deny_unknown_fields, default)]
 pub struct PrewarmConfig {
-    /// Whether it takes over the prefixes that recent prompts use most. Needs `peer_fetch`.
+    /// Whether it takes over hot prefixes. Needs `peer_fetch`.
     pub enabled: bool,
-    /// Maximum number of tokens that a worker takes over after one start.
+    /// Maximum tokens that a worker takes over after one start.
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub tokens_max: u32,
-    /// Maximum time for which a worker is prewarmed after one start. It serves requests meanwhile.
+    /// Maximum duration after one start. The worker serves requests meanwhile.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub time_max: Duration,
-    /// Maximum number of concurrent fetches to a worker that is prewarmed, and from each source, all
-    /// workers that are prewarmed taken together. Must be less than `peer_fetch_max_per_worker`, so
-    /// that requests of clients find a place.
+    /// Maximum concurrent fetches to a prewarmed worker, and from each source. Less than
+    /// `peer_fetch_max_per_worker`.
     #[schemars(range(min = 1, max = 1024))]
     pub fetches_max: u32,
-    /// Maximum share of the time in which each of these fetches may use the links, from 0 to 1. After
-    /// each fetch there is a pause for the rest.
+    /// Maximum share of the time in which a fetch may use the links, 0 to 1.
     #[schemars(range(min = 0.01, max = 1.0))]
     pub link_share: f64,
-    /// Maximum number of bytes for the token ids and block hashes of prefixes that are remembered.
-    /// They count towards `limits.request_memory_max`.
+    /// Maximum bytes of remembered prefixes, part of `limits.request_memory_max`.
     #[serde(rename = "memory_max")]
     #[serde(deserialize_with = "size::size", serialize_with = "size::size_text")]
     #[schemars(with = "size::SizeText", range(min = 65_536, max = 1_073_741_824_u64))]

@@ -13,44 +13,41 @@ use crate::scalar;
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
 #[serde(deny_unknown_fields, default)]
 pub struct QueueConfig {
-    /// The order of requests with equal priority, fairness and deadline.
+    /// The order among equal priority, fairness and deadline.
     pub order: Order,
-    /// The maximum number of requests that may wait; further requests are refused.
+    /// Maximum requests that wait; further ones are refused.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub max_waiting: usize,
-    /// The maximum time for which a request may wait; then it is refused. The default is the time
-    /// after which official clients give up.
+    /// Maximum wait; then the request is refused. The default is that of official clients.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub max_wait: Duration,
-    /// A worker gets its next request when it is predicted to be free within this time, which should
-    /// be enough for the request to reach the worker. At most 60 s.
+    /// A worker gets its next request when it is predicted to be free within this time. At most 60
+    /// s.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub lead: Duration,
-    /// The share of the released work that goes to the request that has waited longest.
+    /// The share of the released work for the request that has waited longest.
     #[schemars(range(min = 0.01, max = 1.0))]
     pub oldest_share: f64,
-    /// The prefill time by which a client may be ahead of another client that waits.
-    /// `limits.fair_by` tells clients apart; without it, all clients count as one.
+    /// The prefill time by which a client may be ahead of a waiting one; `limits.fair_by` tells
+    /// clients apart.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub fairness: Duration,
-    /// Requests whose first token is predicted later than this are refused when they arrive, unless
-    /// their prefill alone takes longer or they need not wait. Without it, no request is refused for
-    /// this reason.
+    /// A request whose first token is predicted later is refused on arrival, unless its prefill
+    /// alone takes longer or it need not wait. Default: none is.
     #[serde(
         deserialize_with = "scalar::optional_duration",
         serialize_with = "scalar::optional_duration_text"
     )]
     #[schemars(with = "Option<scalar::DurationText>")]
     pub ttft_goal: Option<Duration>,
-    /// The highest class that a client may ask for with the header `x-splitrail-priority`. Higher
-    /// classes are served first; classes below 0 are served after the default class 0.
+    /// The highest `x-splitrail-priority`. Higher classes are served first, those below 0 after
+    /// class 0.
     #[schemars(range(min = 0, max = 100))]
     pub priority_max: i32,
-    /// The number of requests that one scheduling round examines, the first ones in the order. It
-    /// limits the time of a round.
+    /// Requests that one scheduling round examines, the first ones in the order.
     #[schemars(range(min = 1, max = 4096))]
     pub window: usize,
 }
@@ -92,18 +89,16 @@ impl From<QueueConfig> for queue::QueueConfig {
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
 #[serde(deny_unknown_fields, default)]
 pub struct ThresholdConfig {
-    /// The maximum time between tokens that a local prefill may cause in a stream, as the mean of the
-    /// stream's slowest tenth. From 1 ms to 60 s.
+    /// Maximum time between tokens that a local prefill may cause in a stream, as the mean of its
+    /// slowest tenth. 1 ms to 60 s.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub tbt_goal: Duration,
-    /// The number of prompt tokens that a decode worker computes in one step; 0 means the whole
-    /// prompt.
+    /// Prompt tokens that a decode worker computes in one step; 0: the whole prompt.
     #[schemars(range(min = 0, max = 1_000_000))]
     pub chunk_tokens: u32,
-    /// The initial value of the interference, which is then learned: the part of the shorter of a
-    /// step's two parts that is added to the longer one. Values near 0 mean that both overlap almost
-    /// completely, 1 that one waits for the other.
+    /// Initial interference, then learned: the part of the shorter of a step's two parts that is
+    /// added to the longer one. 0: both overlap; 1: one waits for the other.
     #[schemars(range(min = 0.01, max = 10.0))]
     pub interference: f64,
 }

@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::scalar;
 
-/// How the limits of tenants are shared by the routers of a cluster.
+/// How routers share the limits of tenants.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Quotas {
-    /// Each router admits a fixed share of every limit.
+    /// Each router admits a fixed share.
     Local(LocalQuotas),
     /// Routers move shares of the limits between each other, over the broker of `events`.
     Nats(NatsQuotas),
@@ -27,7 +27,7 @@ impl Default for Quotas {
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
 #[serde(deny_unknown_fields, default)]
 pub struct LocalQuotas {
-    /// The share of every limit that this router admits. The shares of all routers should sum to 1.
+    /// The share that this router admits. The shares of all routers should sum to 1.
     #[schemars(range(min = 0.0001, max = 1.0))]
     pub share: f64,
 }

@@ -13,20 +13,18 @@ use crate::scalar;
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct SpeculativeIndexConfig {
-    /// How long the blocks of a prompt count as held by a worker after the prompt was sent to it. Prompts with the same prefix that arrive before KV events confirm the blocks then
-    /// follow the first one. Set it to about the duration of a long prefill. `0s` disables it.
+    /// How long the blocks of a prompt count as held after it was sent, until KV events confirm
+    /// them. About the duration of a long prefill. `0s` disables it.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub speculative_ttl: Duration,
-    /// For a worker without `kv_events`, or whose events are interrupted: how long the blocks of a
-    /// prompt count as held by the worker after the prompt was sent to it. Sending the prompt there
-    /// again restarts the time. Raise it if the workers' caches keep blocks for longer. `0s` disables it.
+    /// The same for a worker without `kv_events`, or whose events are interrupted. Raise it if
+    /// caches keep blocks for longer. `0s` disables it.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub approximate_ttl: Duration,
-    /// Maximum number of speculative KV blocks of one worker, for each of the two kinds. If a
-    /// worker reports a smaller cache, the size of that cache is the maximum. The blocks of the
-    /// prompts that were sent longest ago are removed first.
+    /// Maximum speculative blocks of one worker and kind, at most the cache that it reports. The
+    /// blocks sent longest ago go first.
     #[schemars(range(min = 1, max = 4_194_304))]
     pub blocks_max: usize,
 }

@@ -14,12 +14,11 @@ use crate::scalar;
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum TokenizerConfig {
-    /// A Hugging Face `tokenizer.json` with its chat template.
+    /// A `tokenizer.json` with its chat template.
     Huggingface(HuggingfaceTokenizer),
-    /// The engines' own `/tokenize`. The router needs no files, and each prompt costs a round trip to
-    /// an engine before it is placed.
+    /// The engines' own `/tokenize`: no files, and a round trip for each prompt.
     Engine(EngineTokenizer),
-    /// The router computes no tokens. Policies that need tokens cannot be used.
+    /// No tokens. Policies that need them cannot be used.
     None {},
 }
 
@@ -55,15 +54,13 @@ pub(super) enum TokenizerEntry {
 pub struct HuggingfaceTokenizer {
     /// The model's folder, or the file `tokenizer.json`.
     pub path: PathBuf,
-    /// A file with the chat template. Set it if the engines are started with `--chat-template`.
-    /// Defaults to the model's own template.
+    /// The engines' `--chat-template`. Default: the model's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chat_template: Option<PathBuf>,
     /// The value of the engines' `--chat-template-content-format`.
     #[serde(default)]
     pub chat_template_content_format: ContentFormatConfig,
-    /// The value of the engines' `--default-chat-template-kwargs`: variables of the chat template
-    /// that a request may override.
+    /// The engines' `--default-chat-template-kwargs`.
     #[serde(default)]
     pub default_chat_template_kwargs: Map<String, Value>,
     /// Whether the engines are started with `--exclude-tools-when-tool-choice-none`.
@@ -76,16 +73,14 @@ pub struct HuggingfaceTokenizer {
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct EngineTokenizer {
-    /// Maximum time that a request waits for the tokens of its prompt.
+    /// Maximum wait for the tokens of a prompt.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub timeout: Duration,
-    /// Maximum number of prompts that engines are asked about at the same time. Further prompts are
-    /// placed by load alone.
+    /// Maximum prompts that engines are asked about at a time. Further ones are placed by load.
     #[schemars(range(min = 1, max = 65_536))]
     pub in_flight_max: u32,
-    /// Memory for the block hashes of recent prompts, which are used again if the same prompt comes
-    /// within five minutes.
+    /// Memory for block hashes of recent prompts, kept for five minutes.
     #[serde(rename = "cache_size")]
     #[serde(deserialize_with = "size::size", serialize_with = "size::size_text")]
     #[schemars(with = "size::SizeText", range(max = 1_099_511_627_776_u64))]
@@ -102,7 +97,7 @@ impl Default for EngineTokenizer {
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum ContentFormatConfig {
-    /// The format that the text of the template expects.
+    /// The format of text that the template expects.
     #[default]
     Auto,
     /// One text.

@@ -14,8 +14,8 @@ use splitrail_settings::endpoint::{self, BadEndpoint};
 #[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TracingConfig {
-    /// Export of spans by the OpenTelemetry protocol. Without this section, requests are not traced,
-    /// and the trace context of clients is passed on to engines unchanged.
+    /// [Export of spans](traces.md) by the OpenTelemetry protocol. Without it, requests are not
+    /// traced.
     pub otlp: Option<OtlpConfig>,
 }
 
@@ -23,31 +23,29 @@ pub struct TracingConfig {
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OtlpConfig {
-    /// The collector, `http://HOST:PORT` or `https://HOST:PORT`. The usual ports are 4317 for gRPC
-    /// and 4318 for HTTP. With `protocol: http`, an address without a path gets the path
-    /// `/v1/traces`.
+    /// The collector, `http://HOST:PORT` or `https://HOST:PORT` (usually 4317 for gRPC, 4318 for
+    /// HTTP). With `protocol: http`, the path is `/v1/traces` unless there is one.
     pub endpoint: String,
     /// How spans are sent.
     #[serde(default)]
     pub protocol: OtlpProtocol,
-    /// Headers that are sent with the spans, for example a credential.
+    /// Headers sent with the spans, such as a credential.
     #[serde(default)]
     #[schemars(length(max = 16))]
     pub headers: Vec<OtlpHeader>,
-    /// The certificates of the authorities that the collector's certificate must be from, as a PEM
-    /// file. Without a path, these are the authorities that the system trusts.
+    /// The authorities of the collector's certificate (PEM). Default: the system's.
     #[serde(default)]
     pub ca: Option<PathBuf>,
-    /// The share of requests without a trace context that are traced, chosen at random. A request
-    /// with a trace context is traced if its client traces it.
+    /// The share of requests without a trace context that are traced, at random. Others follow
+    /// their client.
     #[serde(default = "sample_ratio")]
     #[schemars(range(min = 0.0, max = 1.0))]
     pub sample_ratio: f64,
-    /// The name of this service in traces (`service.name`).
+    /// `service.name` in traces.
     #[serde(default = "service_name")]
     #[schemars(length(min = 1, max = 128))]
     pub service_name: String,
-    /// Maximum time for the collector to take a batch of spans.
+    /// Maximum time for the collector to take a batch.
     #[serde(
         default = "timeout",
         deserialize_with = "scalar::duration",
@@ -55,7 +53,7 @@ pub struct OtlpConfig {
     )]
     #[schemars(with = "scalar::DurationText")]
     pub timeout: Duration,
-    /// Maximum number of spans that wait for the collector. Further spans are dropped and counted.
+    /// Maximum spans that wait for the collector. Further ones are dropped and counted.
     #[serde(default = "queue_spans_max")]
     #[schemars(range(min = 512, max = 1_000_000))]
     pub queue_spans_max: usize,

@@ -25,44 +25,40 @@ pub(super) enum WorkerEntry {
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct WorkerConfig {
-    /// The worker's id in logs, metrics and the route header, unique in its model.
+    /// The worker's id, unique in its model.
     #[schemars(length(min = 1, max = 128), regex(pattern = r"^[A-Za-z0-9._:-]+$"))]
     pub id: String,
     /// The worker's role.
     pub role: Role,
     /// The worker's HTTP address, `http://HOST:PORT` or `https://HOST:PORT`.
     pub url: String,
-    /// The address at which the worker publishes KV events, `tcp://HOST:PORT`, or `none` if the
-    /// router is not to follow them. Without a value, the engine is asked (`/kv_event_sources`)
-    /// when the router reaches it first and after each restart, for `kv_replay` as well.
+    /// The address of KV events, `tcp://HOST:PORT`, or `none`. Default: the engine is asked
+    /// (`/kv_event_sources`), for `kv_replay` too.
     #[serde(default)]
     pub kv_events: Option<String>,
-    /// The address at which the worker replays KV events, `tcp://HOST:PORT`.
+    /// The address of replays of KV events, `tcp://HOST:PORT`.
     #[serde(default)]
     pub kv_replay: Option<String>,
-    /// The bootstrap server of a prefill worker, `http://HOST:PORT`, for `connector: mooncake` and
-    /// `sglang`. Defaults to port 8998 of the host in `url`.
+    /// The bootstrap server of a prefill worker, `http://HOST:PORT`, for `mooncake` and `sglang`.
+    /// Default: port 8998 of the host in `url`.
     #[serde(default)]
     pub bootstrap: Option<String>,
-    /// Whether `url` is the address of a shim, which supports `x-splitrail-gate`.
+    /// Whether `url` is the address of a shim.
     #[serde(default)]
     pub shim: bool,
-    /// Whether the engine supports the request field `cache_hit_threshold`. Without a value, the
-    /// engine is asked once.
+    /// Whether the engine supports `cache_hit_threshold`. Default: it is asked once.
     #[serde(default)]
     pub supports_cache_hit_threshold: Option<bool>,
-    /// The cost model of the worker before costs have been learned. Defaults to that of the model.
+    /// Its cost model before costs have been learned. Default: the model's.
     #[serde(default)]
     pub costs: Option<CostsConfig>,
-    /// Number of data-parallel ranks behind the address. Without a value, the engine's `/metrics` or
-    /// its shim reports it. Rank r publishes and replays KV events at the ports of `kv_events` and
-    /// `kv_replay` plus r.
+    /// Data-parallel ranks behind the address. Default: as the engine or shim reports. Rank r has
+    /// the ports of `kv_events` and `kv_replay` plus r.
     #[serde(default)]
     #[schemars(range(min = 1, max = 256))]
     pub data_parallel_ranks: Option<u16>,
-    /// Whether the engine runs a request on the rank that `X-data-parallel-rank` names. Without a
-    /// value, an engine with several ranks is asked once. If it does not, only blocks that all ranks
-    /// hold count.
+    /// Whether the engine obeys `X-data-parallel-rank`. Default: an engine with several ranks is
+    /// asked once. If not, only blocks that all ranks hold count.
     #[serde(default)]
     pub takes_rank_header: Option<bool>,
 }
