@@ -58,8 +58,12 @@ pub(crate) async fn bootstrap(asker: &Asker<'_>, connector: Connector) -> Bootst
     let answers = async {
         match connector {
             Connector::Mooncake => query(asker, &server).await,
-            _ if asker.subject.is_guarded() => Ok(()),
-            _ => {
+            Connector::Nixl
+            | Connector::NixlPush
+            | Connector::SharedStorage
+            | Connector::None => Ok(()),
+            Connector::Sglang if asker.subject.is_guarded() => Ok(()),
+            Connector::Sglang => {
                 let connected = TcpStream::connect((server.host(), server.port())).await;
                 connected.map(drop).map_err(|error| error.to_string())
             }
