@@ -1,6 +1,6 @@
 //! The text of an engine's `/metrics`.
 
-use splitrail_engine::vllm::load::EngineLoad;
+use splitrail_engine::load::EngineLoad;
 
 pub(crate) fn check(data: &[u8]) {
     let text = String::from_utf8_lossy(data);

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 use serde_json::value::RawValue;
-use splitrail_engine::nixl::HandOff;
+use splitrail_engine::connectors::nixl::HandOff;
 
 pub(crate) fn check(data: &[u8]) {
     let Ok(raw) = RawValue::from_string(String::from_utf8_lossy(data).into_owned()) else {

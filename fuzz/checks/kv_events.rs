@@ -1,6 +1,6 @@
 //! A KV event payload, as it comes from an engine's socket.
 
-use splitrail_engine::vllm::events::{DecodeLimits, Decoder, EventBatch, decode_batch};
+use splitrail_engine::kv_events::{DecodeLimits, Decoder, EventBatch, decode_batch};
 use splitrail_kv::{HashSeed, Index, IndexConfig, KvEvent, WorkerKey};
 
 pub(crate) fn check(payload: &[u8]) {

@@ -79,7 +79,7 @@ fn holds_no_hand_off(view: &DrainInputs<'_>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use splitrail_engine::vllm::load::EngineLoad;
+    use splitrail_engine::load::EngineLoad;
 
     use super::*;
 

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderValue;
-use splitrail_engine::vllm::events::OtherGroups;
-use splitrail_engine::vllm::identity::EventSource;
+use splitrail_engine::identity::EventSource;
+use splitrail_engine::kv_events::OtherGroups;
 use splitrail_engine::zmtp::Endpoint;
 use splitrail_proto::v1::{Capabilities, Load};
 use tokio::sync::watch;

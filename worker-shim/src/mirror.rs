@@ -21,9 +21,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use splitrail_engine::vllm::events::OtherGroups;
-use splitrail_engine::vllm::identity::EventSource;
-use splitrail_engine::vllm::subscription::Pacing;
+use splitrail_engine::identity::EventSource;
+use splitrail_engine::kv_events::OtherGroups;
+use splitrail_engine::kv_events::Pacing;
 use splitrail_kv::{BlockHash, HashSeed};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};

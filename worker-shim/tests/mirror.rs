@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
-use splitrail_engine::vllm::identity::EventSource;
+use splitrail_engine::identity::EventSource;
 use splitrail_kv::{BlockHash, HashSeed, Namespace, chain_hashes};
 use splitrail_proto::v1::{Capabilities, Load, WorkerRole};
 use splitrail_shim::attach;

@@ -5,16 +5,16 @@
 //! What engines send is untrusted: every length is checked before memory is reserved for it, every
 //! buffer has a bound, and no error or log line carries token ids or payload contents.
 
+pub mod connectors;
 pub mod dialect;
 pub mod fields;
+pub mod identity;
 pub mod json;
-pub mod mooncake;
-pub mod nixl;
-pub mod nixl_push;
-pub mod sglang;
+pub mod kv_events;
+pub mod load;
 pub mod sse;
 pub mod template_kwargs;
 pub mod threshold_reply;
+pub mod tokenize;
 pub mod usage;
-pub mod vllm;
 pub mod zmtp;

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use splitrail_engine::vllm::load::EngineLoad;
+use splitrail_engine::load::EngineLoad;
 use splitrail_kv::{AppliedBlocks, HASH_LAYOUT};
 use splitrail_proto::v1;
 use splitrail_proto::v1::attach_request::Message;

@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 use http::uri::Authority;
-use splitrail_engine::mooncake::{BOOTSTRAP_PORT, EngineIds, MAX_QUERY_BYTES, QUERY_PATH};
+use splitrail_engine::connectors::mooncake::{
+    BOOTSTRAP_PORT, EngineIds, MAX_QUERY_BYTES, QUERY_PATH,
+};
 use tokio::sync::Mutex;
 
 use splitrail_api::error::Error;

@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use splitrail_engine::vllm::load::EngineLoad;
+use splitrail_engine::load::EngineLoad;
 use splitrail_kv::{Overlap, Overlaps, WorkerKey};
 
 use super::peer_fetch::{can_take, takes_prefixes};

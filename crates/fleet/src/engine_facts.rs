@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::worker::Worker;
 use splitrail_config::model::{Connector, WorkerConfig};
-use splitrail_engine::vllm::identity::EventSource;
+use splitrail_engine::identity::EventSource;
 use splitrail_engine::zmtp::Endpoint;
 use splitrail_policy::KvFormat;
 use tokio::sync::watch;
@@ -184,7 +184,7 @@ fn written(config: &WorkerConfig) -> Option<EventSource> {
 mod tests {
     use super::*;
     use crate::worker::tests::worker;
-    use splitrail_engine::vllm::identity::event_sources;
+    use splitrail_engine::identity::event_sources;
 
     fn facts(keys: &str) -> EngineFacts {
         let config = format!(r#"{{"id": "w", "role": "both", "url": "http://w:1"{keys}}}"#);

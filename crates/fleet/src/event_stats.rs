@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use splitrail_engine::vllm::events::OtherGroups;
+use splitrail_engine::kv_events::OtherGroups;
 use splitrail_kv::AppliedBlocks;
 
 use splitrail_telemetry::clock::unix_ms;

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use splitrail_engine::vllm::events::{OtherGroups, SkippedEvents};
+use splitrail_engine::kv_events::{OtherGroups, SkippedEvents};
 use splitrail_kv::{AppliedBlocks, WorkerKey};
 
 use super::event_stats::OFTEN;

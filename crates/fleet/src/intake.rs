@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use splitrail_engine::vllm::events::EventBatch;
-use splitrail_engine::vllm::identity::{EventSource, of_all_ranks};
-use splitrail_engine::vllm::subscription::{ResetReason, Subscription, SyncOutcome, Update};
+use splitrail_engine::identity::{EventSource, of_all_ranks};
+use splitrail_engine::kv_events::EventBatch;
+use splitrail_engine::kv_events::{ResetReason, Subscription, SyncOutcome, Update};
 use splitrail_engine::zmtp::AddressFilter;
 use splitrail_kv::{AppliedBlocks, EngineHash, KvEvent};
 use tokio::sync::{mpsc, watch};

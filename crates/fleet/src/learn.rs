@@ -4,10 +4,10 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use splitrail_engine::vllm::identity::{
+use splitrail_engine::identity::{
     EVENT_SOURCES_PATH, EventSource, MODELS_PATH, event_sources, served_models,
 };
-use splitrail_engine::vllm::load::EngineLoad;
+use splitrail_engine::load::EngineLoad;
 use splitrail_engine_client::networks::literal;
 use splitrail_engine_client::{Question, WholeReply, random_request_id};
 use tokio::time::Instant;

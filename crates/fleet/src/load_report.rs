@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arc_swap::Guard;
-use splitrail_engine::vllm::load::EngineLoad;
+use splitrail_engine::load::EngineLoad;
 
 /// Age from which decisions ignore a load report.
 pub const LOAD_STALE: Duration = Duration::from_secs(5);

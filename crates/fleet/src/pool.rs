@@ -365,7 +365,7 @@ mod tests {
     use super::*;
     use crate::parity::{Cause, Parity};
     use crate::speculative_index::SpeculativeBlocks;
-    use splitrail_engine::vllm::load::EngineLoad;
+    use splitrail_engine::load::EngineLoad;
 
     pub(super) fn index(block_size: u32) -> IndexConfig {
         IndexConfig { model: "m".into(), block_size, seed: HashSeed(1), max_blocks_per_worker: 8 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use splitrail_engine::vllm::load::EngineLoad;
+use splitrail_engine::load::EngineLoad;
 use tokio::time::MissedTickBehavior;
 
 use super::engine_facts::KvNames;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use arc_swap::ArcSwap;
-use splitrail_engine::nixl_push::PushEngine;
+use splitrail_engine::connectors::nixl_push::PushEngine;
 use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
@@ -98,7 +98,7 @@ impl PushState {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use splitrail_engine::nixl_push::PushReply;
+    use splitrail_engine::connectors::nixl_push::PushReply;
 
     use super::*;
 

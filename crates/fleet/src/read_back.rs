@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use splitrail_engine::nixl::PinnedKv;
+use splitrail_engine::connectors::nixl::PinnedKv;
 use splitrail_kv::BlockHash;
 use splitrail_policy::{KvFormat, WorkerIndex};
 use splitrail_workload::pins::ReadablePin;

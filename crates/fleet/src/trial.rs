@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use splitrail_engine::vllm::identity::Trial;
+use splitrail_engine::identity::Trial;
 use tokio::time::MissedTickBehavior;
 
 use super::worker::Worker;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use http::uri::Authority;
 use prometheus::{IntCounter, IntCounterVec};
-use splitrail_engine::vllm::load::EngineLoad;
+use splitrail_engine::load::EngineLoad;
 use tokio_util::sync::CancellationToken;
 
 use super::bootstrap::Bootstrap;

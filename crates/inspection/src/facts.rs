@@ -3,7 +3,7 @@
 use std::io;
 
 use splitrail_config::model::{Connector, WorkerConfig};
-use splitrail_engine::vllm::identity::{EngineModel, EventSource};
+use splitrail_engine::identity::{EngineModel, EventSource};
 use splitrail_fleet::engine_facts::can_take;
 use splitrail_policy::KvFormat;
 use splitrail_prompt::compare::Difference;

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use http::HeaderValue;
 use splitrail_api::text::random_id;
-use splitrail_engine::vllm::identity::TRIAL_PATH;
+use splitrail_engine::identity::TRIAL_PATH;
 use splitrail_engine_client::{EngineClient, NoReply, Question, WholeReply};
 use tokio::time::Instant;
 

@@ -2,7 +2,7 @@
 
 use futures_util::future::join_all;
 use splitrail_config::model::{Config, GateKind, KvPath, Model, RequestFlow, Role};
-use splitrail_engine::vllm::subscription::LiveStream;
+use splitrail_engine::kv_events::LiveStream;
 use splitrail_engine_client::hosts::Hosts;
 use splitrail_engine_client::networks::Networks;
 use splitrail_engine_client::{Engine, EngineClient};

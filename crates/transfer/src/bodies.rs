@@ -202,7 +202,7 @@ mod tests {
         let body = JsonObject::parse_str(text).unwrap();
         let asked = |stream| Options { stream, ..Options::PLAIN };
         let text = |parts: Parts| String::from_utf8_lossy(&parts.into_bytes()).into_owned();
-        let room = splitrail_engine::sglang::Room::from_random(7);
+        let room = splitrail_engine::connectors::sglang_room::Room::from_random(7);
         let members = room.into_members("10.0.0.1", 8998);
         let cut =
             r#"{"model":"m","prompt":"x","stream":false,"max_tokens":1,"x":1.50,"ignore_eos":true"#;

@@ -8,7 +8,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use splitrail_api::error::{Error, ErrorKind};
-use splitrail_engine::nixl::HandOff;
+use splitrail_engine::connectors::nixl::HandOff;
 use splitrail_fleet::Worker;
 use splitrail_telemetry::clock::unix_ms;
 use tokio::time::{Instant, timeout_at};

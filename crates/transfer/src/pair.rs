@@ -9,7 +9,7 @@ use std::sync::Arc;
 use splitrail_api::error::{Error, ErrorKind, Fault};
 use splitrail_api::{Endpoint, JsonObject};
 use splitrail_config::model::Connector;
-use splitrail_engine::nixl_push::PushEngine;
+use splitrail_engine::connectors::nixl_push::PushEngine;
 use splitrail_engine_client::LegHeaders;
 use splitrail_fleet::bootstrap::Bootstrap;
 use splitrail_fleet::{ServedModel, Worker};

@@ -2,7 +2,7 @@
 //! each connector.
 
 use splitrail_api::JsonObject;
-use splitrail_engine::nixl::PREFILL_PARAMS_JSON;
+use splitrail_engine::connectors::nixl::PREFILL_PARAMS_JSON;
 
 /// The member of bodies and replies that vLLM's connectors use.
 const KV_TRANSFER_PARAMS: &str = "kv_transfer_params";

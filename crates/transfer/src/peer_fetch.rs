@@ -6,8 +6,8 @@ mod outcome;
 use std::sync::Arc;
 use std::time::Instant;
 
+use splitrail_engine::connectors::nixl::HandOff;
 use splitrail_engine::dialect::Dialect;
-use splitrail_engine::nixl::HandOff;
 use splitrail_engine::usage::EngineUsage;
 use tokio::time::{Instant as TokioInstant, timeout_at};
 
@@ -270,7 +270,7 @@ fn body(request: &JsonObject, ids: &[u32]) -> Result<JsonObject, Error> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use splitrail_engine::nixl::PREFILL_PARAMS_JSON;
+    use splitrail_engine::connectors::nixl::PREFILL_PARAMS_JSON;
 
     use super::*;
 

@@ -28,7 +28,7 @@ use std::time::Duration;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::memory_budget::Charge;
 use splitrail_api::{Endpoint, Parts};
-use splitrail_engine::nixl_push::{PushEngine, PushReply};
+use splitrail_engine::connectors::nixl_push::{PushEngine, PushReply};
 use splitrail_engine_client::{LegHeaders, RevocableBody, SendState, Shape};
 use splitrail_fleet::{Cluster, LegReply, LegRequest, ServedModel, Worker};
 use splitrail_telemetry::Metrics;

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use splitrail_engine::nixl::HandOff;
+use splitrail_engine::connectors::nixl::HandOff;
 use tokio::time::Instant;
 
 use crate::bodies;

@@ -9,7 +9,7 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
-use splitrail_engine::vllm::identity::RANK_HEADER;
+use splitrail_engine::identity::RANK_HEADER;
 
 /// Maximum size of a reply in bytes. `/metrics` is about 60 kB per rank.
 const REPLY_MAX_BYTES: usize = 16 << 20;

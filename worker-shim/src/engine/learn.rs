@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use splitrail_engine::vllm::identity::{
+use splitrail_engine::identity::{
     self, EVENT_SOURCES_PATH, EngineModel, EventSource, MODELS_PATH, TRIAL_PATH, Trial,
     TrialOutcome, VERSION_PATH,
 };
-use splitrail_engine::vllm::load::EngineLoad;
+use splitrail_engine::load::EngineLoad;
 use splitrail_proto::v1::Capabilities;
 use tokio::sync::watch;
 

@@ -61,7 +61,7 @@ fn merge(polled: &EnginePoll, proxy_load: &impl ProxyLoad, now: Instant) -> Load
 mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    use splitrail_engine::vllm::load::EngineLoad;
+    use splitrail_engine::load::EngineLoad;
 
     use super::*;
 

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use splitrail_engine::vllm::identity::{HEALTH_PATH, METRICS_PATH};
-use splitrail_engine::vllm::load::EngineLoad;
+use splitrail_engine::identity::{HEALTH_PATH, METRICS_PATH};
+use splitrail_engine::load::EngineLoad;
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior};
 
@@ -115,7 +115,7 @@ async fn query(client: &EngineClient) -> Result<Option<EngineLoad>, QueryError> 
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use splitrail_engine::vllm::load::InterToken;
+    use splitrail_engine::load::InterToken;
 
     fn figures(started_at_s: Option<f64>, count: u64, sum_s: f64) -> Option<EngineLoad> {
         let inter_token = Some(InterToken { count, sum_s });

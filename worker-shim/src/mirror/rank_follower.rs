@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use splitrail_engine::vllm::events::EventBatch;
-use splitrail_engine::vllm::identity::EventSource;
-use splitrail_engine::vllm::subscription::{Subscription, SyncOutcome, Update};
+use splitrail_engine::identity::EventSource;
+use splitrail_engine::kv_events::EventBatch;
+use splitrail_engine::kv_events::{Subscription, SyncOutcome, Update};
 use splitrail_kv::AppliedBlocks;
 use splitrail_settings::log_throttle::KeyedLogThrottle;
 use tokio::sync::mpsc;

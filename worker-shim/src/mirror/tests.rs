@@ -1,8 +1,8 @@
 //! Tests of the mirror without sockets: what it makes of an engine's events.
 #![allow(clippy::unwrap_used)]
 
-use splitrail_engine::vllm::events::{DecodeLimits, Decoder, EventBatch, SkippedEvents};
-use splitrail_engine::vllm::subscription::{ResetReason, SyncOutcome, Update};
+use splitrail_engine::kv_events::{DecodeLimits, Decoder, EventBatch, SkippedEvents};
+use splitrail_engine::kv_events::{ResetReason, SyncOutcome, Update};
 use splitrail_kv::{EngineHash, HashSeed, KvEvent, Namespace, StoredBlock, Tier, chain_hashes};
 use splitrail_proto::v1;
 use tokio::time::Instant;

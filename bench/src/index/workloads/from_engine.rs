@@ -4,7 +4,7 @@
 use std::io;
 
 use rmp::encode::{write_array_len, write_f64, write_map_len, write_nil, write_str, write_uint};
-use splitrail_engine::vllm::events::{DecodeLimits, Decoder};
+use splitrail_engine::kv_events::{DecodeLimits, Decoder};
 use splitrail_kv::{AppliedBlocks, HashSeed, Index, IndexConfig, WorkerKey};
 
 use super::super::measure::{Span, span};

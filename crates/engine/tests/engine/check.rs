@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use splitrail_engine::vllm::subscription::{ReplayCheckError, Subscription};
+use splitrail_engine::kv_events::{ReplayCheckError, Subscription};
 use splitrail_engine::zmtp::WireError;
 
 use crate::fake_engine::{FakeEngine, ReplayForm, payload};

@@ -2,7 +2,7 @@
 
 use crate::support::fixture_text;
 use proptest::prelude::*;
-use splitrail_engine::vllm::identity::{
+use splitrail_engine::identity::{
     SourcesError, Trial, TrialOutcome, event_sources, of_all_ranks, served_model, version,
 };
 

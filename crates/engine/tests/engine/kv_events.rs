@@ -4,7 +4,7 @@ use crate::support::{fixture, fixture_text, recorded_payloads};
 use proptest::prelude::*;
 use rmp::encode as mp;
 use serde_json::Value;
-use splitrail_engine::vllm::events::{
+use splitrail_engine::kv_events::{
     DecodeLimits, DecodeProblem, Decoder, EventBatch, OtherGroups, decode_batch,
 };
 use splitrail_kv::{EngineHash, KvEvent, StoredBlock, Tier};

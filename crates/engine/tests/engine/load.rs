@@ -2,7 +2,7 @@
 
 use crate::support::fixture_text;
 use proptest::prelude::*;
-use splitrail_engine::vllm::load::{EngineLoad, InterToken, PromptTokensBySource};
+use splitrail_engine::load::{EngineLoad, InterToken, PromptTokensBySource};
 
 #[test]
 fn two_data_parallel_engines_are_summed() {

@@ -4,8 +4,10 @@ use crate::support::fixture_text;
 use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
-use splitrail_engine::nixl::{HandOff, HandOffError, MAX_HAND_OFF_BYTES, PREFILL_PARAMS_JSON};
-use splitrail_engine::nixl_push::{PushError, PushReply};
+use splitrail_engine::connectors::nixl::{
+    HandOff, HandOffError, MAX_HAND_OFF_BYTES, PREFILL_PARAMS_JSON,
+};
+use splitrail_engine::connectors::nixl_push::{PushError, PushReply};
 
 #[derive(Deserialize)]
 struct Reply {

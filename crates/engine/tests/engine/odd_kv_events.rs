@@ -2,7 +2,7 @@
 
 use crate::kv_events::{Pack, decode, problem};
 use proptest::prelude::*;
-use splitrail_engine::vllm::events::{
+use splitrail_engine::kv_events::{
     DecodeLimits, DecodeProblem, EventBatch, SkippedEvents, decode_batch,
 };
 use splitrail_kv::{EngineHash, KvEvent, Tier};

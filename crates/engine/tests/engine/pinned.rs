@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use serde_json::Value;
-use splitrail_engine::nixl::{HandOffError, InexactPin, PinnedKv};
+use splitrail_engine::connectors::nixl::{HandOffError, InexactPin, PinnedKv};
 
 /// The value in the reply of a decode leg of vLLM 0.32: 200 tokens of prompt and 100 of reply, in
 /// blocks of 32.

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use splitrail_engine::nixl::HandOff;
+use splitrail_engine::connectors::nixl::HandOff;
 
 /// The value in the reply of vLLM 0.32 to a prompt of ten whole blocks of 32 and one more token.
 const RECORDED: &str = r#"{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[224,223,222,221,220,219,218,217,216,215,213]],"remote_engine_id":"p0","remote_request_id":"cmpl-aba96f11-4db4-4403-a956-f8c8db43b87b-0-827855fb","remote_host":"127.0.0.1","remote_port":24410,"tp_size":1,"dcp_size":1,"pp_size":1,"remote_num_tokens":321,"remote_blocks_expiry_time":null,"transfer_mode":"pull","remote_prefill_cached_tokens":320}"#;

@@ -4,8 +4,10 @@ use std::collections::HashSet;
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use splitrail_engine::mooncake::{EngineIds, MAX_QUERY_BYTES, QueryError, RankEngine, TransferId};
-use splitrail_engine::sglang::Room;
+use splitrail_engine::connectors::mooncake::{
+    EngineIds, MAX_QUERY_BYTES, QueryError, RankEngine, TransferId,
+};
+use splitrail_engine::connectors::sglang_room::Room;
 
 fn value(json: &str) -> Value {
     serde_json::from_str(json).unwrap()

@@ -1,7 +1,7 @@
 //! Recorded events through decoder and index: the overlap of each recorded prompt, at its time,
 //! equals what the engine reported as cached.
 
-use splitrail_engine::vllm::events::{DecodeLimits, Decoder};
+use splitrail_engine::kv_events::{DecodeLimits, Decoder};
 use splitrail_kv::{
     HashSeed, Index, IndexConfig, KvEvent, Namespace, Overlaps, WorkerKey, chain_hashes,
     estimate_cached_tokens,

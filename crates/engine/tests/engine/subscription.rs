@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rmp::encode as mp;
-use splitrail_engine::vllm::subscription::{
+use splitrail_engine::kv_events::{
     GarbageError, Pacing, ResetReason, Subscription, SyncOutcome, Update,
 };
 use splitrail_engine::zmtp::{Endpoint, Pace};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use splitrail_engine::vllm::subscription::{Subscription, Update};
+use splitrail_engine::kv_events::{Subscription, Update};
 use splitrail_engine::zmtp::{AddressFilter, Endpoint, WireError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;

@@ -12,7 +12,7 @@ use crate::ServedModel;
 use crate::{LegRequest, Worker};
 use splitrail_api::Endpoint;
 use splitrail_api::error::ErrorKind;
-use splitrail_engine::vllm::tokenize::{self, ids};
+use splitrail_engine::tokenize::{self, ids};
 use splitrail_engine_client::{LegHeaders, Shape};
 
 /// The engine's reply to the prompt.

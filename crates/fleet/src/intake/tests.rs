@@ -2,7 +2,7 @@
 //! engine are used.
 #![allow(clippy::unwrap_used)]
 
-use splitrail_engine::vllm::events::SkippedEvents;
+use splitrail_engine::kv_events::SkippedEvents;
 use splitrail_kv::{HashSeed, Index, IndexConfig, StoredBlock, Tier, WorkerKey};
 use splitrail_sim::{SimConfig, SimEngine};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use splitrail_engine::nixl::PinnedKv;
+use splitrail_engine::connectors::nixl::PinnedKv;
 use splitrail_engine_client::SendState;
 use splitrail_kv::BlockHash;
 use splitrail_telemetry::Metrics;

@@ -93,7 +93,12 @@ pub(crate) enum GateDecision {
 
 /// Decides what to do with a worker that holds `held` leading blocks. `held` is `None` if the index is not trusted
 /// for this worker or the prompt's tokens are not known.
-pub(crate) fn decide(settings: &GateConfig, gate: Gate, need: &Need, held: Option<u32>) -> GateDecision {
+pub(crate) fn decide(
+    settings: &GateConfig,
+    gate: Gate,
+    need: &Need,
+    held: Option<u32>,
+) -> GateDecision {
     if need.is_nothing() {
         return GateDecision::Enough(None);
     }

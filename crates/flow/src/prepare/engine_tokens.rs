@@ -20,7 +20,7 @@ use crate::decide::supporting_workers::{begin, end, endpoint_error, leg_for_endp
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_config::model::{EngineTokenizer, TokenizerConfig};
-use splitrail_engine::vllm::tokenize::reply_ids;
+use splitrail_engine::tokenize::reply_ids;
 use splitrail_engine_client::{LegHeaders, Shape};
 use splitrail_fleet::{Cluster, LegLimit, LegRequest, ServedModel, Worker, excluded};
 use splitrail_policy::Leg;

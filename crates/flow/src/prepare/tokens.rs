@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use serde_json::{Map, Value};
 use splitrail_engine::json;
-use splitrail_engine::vllm::tokenize::text_body;
+use splitrail_engine::tokenize::text_body;
 use splitrail_kv::{BlockHash, Chain};
 
 use splitrail_api::JsonObject;

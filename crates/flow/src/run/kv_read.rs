@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use splitrail_engine::nixl::PREFILL_PARAMS_JSON;
+use splitrail_engine::connectors::nixl::PREFILL_PARAMS_JSON;
 
 use crate::context::PromptContext;
 use crate::decide::place::{PlacedLeg, ReadDeadline};

@@ -5,8 +5,8 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Instant;
 
+use splitrail_engine::connectors::nixl::{HandOff, HandOffError};
 use splitrail_engine::dialect::Dialect;
-use splitrail_engine::nixl::{HandOff, HandOffError};
 use splitrail_engine::usage::EngineUsage;
 
 use crate::context::{Context, PromptContext};

@@ -1,7 +1,7 @@
 //! The worker's KV blocks: their size, and the events about them.
 
 use splitrail_config::BlockSize;
-use splitrail_engine::vllm::identity::EventSource;
+use splitrail_engine::identity::EventSource;
 
 use super::list::{Findings, needs_events};
 use crate::facts::{EventsFact, ReplayFact, SourcesFact, WorkerFacts};

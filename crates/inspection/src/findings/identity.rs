@@ -1,6 +1,6 @@
 //! What the engine is: its health, models, version, clock and ranks.
 
-use splitrail_engine::vllm::identity::EngineVersion;
+use splitrail_engine::identity::EngineVersion;
 
 use super::list::Findings;
 use crate::facts::{BootstrapFact, WorkerFacts};

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::io::ErrorKind;
 
 use serde_json::{Value, json};
-use splitrail_engine::vllm::identity::{EngineModel, EventSource};
+use splitrail_engine::identity::{EngineModel, EventSource};
 use splitrail_prompt::compare::Difference;
 
 use super::*;

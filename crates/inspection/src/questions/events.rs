@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use splitrail_config::model::WorkerConfig;
-use splitrail_engine::vllm::subscription::{LiveStream, Subscription};
+use splitrail_engine::kv_events::{LiveStream, Subscription};
 use splitrail_engine::zmtp::{AddressFilter, Endpoint};
 use splitrail_engine_client::Engine;
 use splitrail_engine_client::networks::Networks;

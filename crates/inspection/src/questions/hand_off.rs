@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use splitrail_engine::vllm::hand_off_trial::{decode_body, prefill_body, push_decode_body};
-use splitrail_engine::vllm::identity::METRICS_PATH;
-use splitrail_engine::vllm::load::EngineLoad;
+use splitrail_engine::connectors::hand_off_trial::{decode_body, prefill_body, push_decode_body};
+use splitrail_engine::identity::METRICS_PATH;
+use splitrail_engine::load::EngineLoad;
 
 use super::trial::{Staged, StagedKv};
 use super::{Asker, FIRST_RANK, no_reply};

@@ -2,11 +2,11 @@
 
 use std::time::SystemTime;
 
-use splitrail_engine::vllm::identity::{
+use splitrail_engine::identity::{
     EVENT_SOURCES_PATH, HEALTH_PATH, METRICS_PATH, MODELS_PATH, SourcesError, VERSION_PATH,
     event_sources, served_models, version,
 };
-use splitrail_engine::vllm::load::EngineLoad;
+use splitrail_engine::load::EngineLoad;
 use splitrail_engine_client::{NoReply, WholeReply};
 
 use super::{Asker, ahead_s, no_reply, shortened};

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 use splitrail_config::model::Connector;
-use splitrail_engine::mooncake::{EngineIds, MAX_QUERY_BYTES, QUERY_PATH};
+use splitrail_engine::connectors::mooncake::{EngineIds, MAX_QUERY_BYTES, QUERY_PATH};
 use splitrail_engine_client::Engine;
 use splitrail_fleet::Bootstrap;
 use tokio::net::TcpStream;
@@ -58,10 +58,9 @@ pub(crate) async fn bootstrap(asker: &Asker<'_>, connector: Connector) -> Bootst
     let answers = async {
         match connector {
             Connector::Mooncake => query(asker, &server).await,
-            Connector::Nixl
-            | Connector::NixlPush
-            | Connector::SharedStorage
-            | Connector::None => Ok(()),
+            Connector::Nixl | Connector::NixlPush | Connector::SharedStorage | Connector::None => {
+                Ok(())
+            }
             Connector::Sglang if asker.subject.is_guarded() => Ok(()),
             Connector::Sglang => {
                 let connected = TcpStream::connect((server.host(), server.port())).await;

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 use splitrail_config::model::{Model, TokenizerConfig};
-use splitrail_engine::vllm::tokenize::{
+use splitrail_engine::tokenize::{
     DETOKENIZE_PATH, TOKENIZE_PATH, chat_body, detokenize_body, reply_ids, reply_text, text_body,
 };
 use splitrail_prompt::compare::{Difference, SAMPLE, difference, first_difference};

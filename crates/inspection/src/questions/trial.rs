@@ -5,10 +5,10 @@ use std::net::IpAddr;
 use http::HeaderValue;
 use splitrail_api::text::random_id;
 use splitrail_config::model::{Connector, KvPath};
-use splitrail_engine::nixl::{HandOff, HandOffError};
-use splitrail_engine::nixl_push::{PushEngine, PushError, PushReply};
-use splitrail_engine::vllm::hand_off_trial::{hand_off, prefill_body};
-use splitrail_engine::vllm::identity::Trial;
+use splitrail_engine::connectors::hand_off_trial::{hand_off, prefill_body};
+use splitrail_engine::connectors::nixl::{HandOff, HandOffError};
+use splitrail_engine::connectors::nixl_push::{PushEngine, PushError, PushReply};
+use splitrail_engine::identity::Trial;
 use splitrail_engine_client::WholeReply;
 use splitrail_prompt::compare::SAMPLE;
 

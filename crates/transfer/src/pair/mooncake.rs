@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use splitrail_api::error::Error;
-use splitrail_engine::mooncake::TransferId;
+use splitrail_engine::connectors::mooncake::TransferId;
 use splitrail_engine_client::EngineClient;
 use splitrail_fleet::Worker;
 use splitrail_fleet::bootstrap::EngineIdentity;

@@ -11,8 +11,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use splitrail_engine::nixl::PREFILL_PARAMS_JSON;
-use splitrail_engine::nixl_push::{PushEngine, PushReply};
+use splitrail_engine::connectors::nixl::PREFILL_PARAMS_JSON;
+use splitrail_engine::connectors::nixl_push::{PushEngine, PushReply};
 
 use crate::params::Matched;
 use identity::{UnknownIdentity, engine, pinned_rank};

@@ -2,7 +2,7 @@
 //! of the prefill worker.
 
 use splitrail_api::error::Error;
-use splitrail_engine::sglang::Room;
+use splitrail_engine::connectors::sglang_room::Room;
 use splitrail_fleet::Worker;
 
 use super::bootstrap;

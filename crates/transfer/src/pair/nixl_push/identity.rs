@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use splitrail_api::error::{Error, ErrorKind};
-use splitrail_engine::nixl_push::{PushEngine, PushReply};
-use splitrail_engine::vllm::hand_off_trial::prefill_body;
-use splitrail_engine::vllm::identity::TRIAL_PATH;
+use splitrail_engine::connectors::hand_off_trial::prefill_body;
+use splitrail_engine::connectors::nixl_push::{PushEngine, PushReply};
+use splitrail_engine::identity::TRIAL_PATH;
 use splitrail_engine_client::{Engine, NoReply, Question, random_request_id};
 use splitrail_fleet::{ServedModel, Worker};
 use tokio::time::{Instant, timeout};

@@ -5,7 +5,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::super::events::{DecodeError, DecodeLimits, Decoder, EventBatch};
+use super::super::decode::{DecodeError, DecodeLimits, Decoder, EventBatch};
 use super::super::sequence::{Action, NumberedBatch, ReplayEnd, Sequencer};
 use super::message::{self, ReplayMessage};
 use super::replay::{ReplayClient, ReplayFailed};

@@ -11,8 +11,8 @@ use std::fmt;
 use serde::Deserialize;
 use serde_json::json;
 
+use crate::connectors::nixl::MAX_HAND_OFF_BYTES;
 use crate::json::{self, ShapeError};
-use crate::nixl::MAX_HAND_OFF_BYTES;
 
 const MAX_ENGINE_ID_BYTES: usize = 256;
 /// Maximum length of a host name.

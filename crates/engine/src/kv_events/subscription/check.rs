@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use splitrail_kv::KvEvent;
 
-use super::super::events::Decoder;
+use super::super::decode::Decoder;
 use super::message::{self, ReplayMessage};
 use super::replay::{ReplayClient, ReplayFailed};
 use super::session::message_max_bytes;

@@ -24,7 +24,7 @@ pub const VERSION_PATH: &str = "/version";
 pub const MODELS_PATH: &str = "/v1/models";
 /// Read by [`event_sources`]; older versions do not have this path.
 pub const EVENT_SOURCES_PATH: &str = "/kv_event_sources";
-/// Read by [`super::load::EngineLoad::parse`].
+/// Read by [`crate::load::EngineLoad::parse`].
 pub const METRICS_PATH: &str = "/metrics";
 /// The path to which a [`Trial`] is sent.
 pub const TRIAL_PATH: &str = "/v1/completions";

@@ -3,9 +3,9 @@
 
 use serde_json::json;
 
+use crate::connectors::nixl::{HandOff, HandOffError, PREFILL_PARAMS_JSON};
+use crate::connectors::nixl_push::PushEngine;
 use crate::json;
-use crate::nixl::{HandOff, HandOffError, PREFILL_PARAMS_JSON};
-use crate::nixl_push::PushEngine;
 
 /// The member of bodies and replies that holds a hand-off.
 const KV_TRANSFER_PARAMS: &str = "kv_transfer_params";

@@ -15,7 +15,7 @@ mod message;
 mod replay;
 mod session;
 
-use super::events::{DecodeError, DecodeLimits, EventBatch};
+use super::decode::{DecodeError, DecodeLimits, EventBatch};
 use crate::zmtp::{AddressFilter, Endpoint, Pace, WireError};
 pub use check::{LiveStream, ReplayCheckError};
 use session::Session;
