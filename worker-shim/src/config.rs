@@ -17,7 +17,7 @@ mod rules;
 #[cfg(test)]
 mod tests;
 
-pub use model::{Config, Drain, Events, Limits, Role, Tls};
+pub use model::{Config, Connector, Drain, Events, Limits, Role, Tls};
 
 /// The environment variable with the token, used if the configuration names no token.
 pub const TOKEN_VARIABLE: &str = "SPLITRAIL_FLEET_TOKEN";

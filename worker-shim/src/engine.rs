@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderValue;
+use splitrail_engine::EngineKind;
 use splitrail_engine::identity::EventSource;
 use splitrail_engine::kv_events::OtherGroups;
 use splitrail_engine::zmtp::Endpoint;
@@ -29,6 +30,8 @@ use client::EngineClient;
 /// the engine for configured values.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
+    /// Which engine it is.
+    pub kind: EngineKind,
     /// `http://HOST:PORT`.
     pub url: String,
     /// The host of that address. It is also the default host of the engine's event publishers.
@@ -153,7 +156,7 @@ impl EngineWatcher {
             capabilities,
             metrics: &metrics,
         };
-        let polling = poll::run(&client, interval, &polled, &metrics);
+        let polling = poll::run(&client, settings.kind, interval, &polled, &metrics);
         let reporting = load::run(polled.subscribe(), proxy_load.as_ref(), &load);
         tokio::join!(polling, learner.run(), reporting);
     }

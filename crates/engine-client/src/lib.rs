@@ -50,6 +50,7 @@ use gather::gather;
 use guarded::Resolver;
 use splitrail_api::error::Error;
 use splitrail_api::text::random_id;
+use splitrail_engine::identity::RANK_HEADER;
 use wire::EngineRequest;
 pub use wire::Peer;
 pub use wire::ReplyError;
@@ -57,7 +58,6 @@ pub use wire::ReplyError;
 const TRACEPARENT: &str = "traceparent";
 const TRACESTATE: &str = "tracestate";
 const X_GATE: &str = "x-splitrail-gate";
-const X_RANK: &str = "x-data-parallel-rank";
 const X_PREFILL_TOKENS: &str = "x-splitrail-prefill-tokens";
 const X_REQUEST_ID: &str = "x-request-id";
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -233,7 +233,7 @@ impl EngineClient {
             }
         }
         if let Some(rank) = leg_headers.rank {
-            request.number(X_RANK, rank.into());
+            request.number(RANK_HEADER, rank.into());
         }
         if let Some(tokens) = leg_headers.prefill_tokens.filter(|_| worker.has_shim()) {
             request.number(X_PREFILL_TOKENS, tokens);

@@ -16,7 +16,8 @@ use crate::failure::io_cause;
 use crate::framing::Malformed;
 use crate::gather::{GatherError, gather};
 use crate::wire::{EngineRequest, Peer, ReplyError};
-use crate::{EngineClient, JSON, X_RANK, X_REQUEST_ID};
+use crate::{EngineClient, JSON, X_REQUEST_ID};
+use splitrail_engine::identity::RANK_HEADER;
 
 /// The class of connections for questions; none of them is kept.
 const QUESTIONS: Class = 253;
@@ -106,7 +107,7 @@ impl EngineClient {
         }
         request.id(X_REQUEST_ID, request_id);
         if let Some(rank) = rank {
-            request.number(X_RANK, rank.into());
+            request.number(RANK_HEADER, rank.into());
         }
         let (authority, process) = (worker.authority(), worker.process());
         let to = Destination { authority, process, class: QUESTIONS, engine: None, fresh: true };

@@ -16,28 +16,18 @@ use crate::threshold_reply::CACHE_THRESHOLD;
 use crate::usage::EngineUsage;
 use crate::zmtp::Endpoint;
 
-/// Answers 200 when the engine is ready to serve.
-pub const HEALTH_PATH: &str = "/health";
-/// Read by [`version`].
-pub const VERSION_PATH: &str = "/version";
-/// Read by [`served_model`] and [`served_models`].
-pub const MODELS_PATH: &str = "/v1/models";
-/// Read by [`event_sources`]; older versions do not have this path.
-pub const EVENT_SOURCES_PATH: &str = "/kv_event_sources";
-/// Read by [`crate::load::EngineLoad::parse`].
-pub const METRICS_PATH: &str = "/metrics";
 /// The path to which a [`Trial`] is sent.
 pub const TRIAL_PATH: &str = "/v1/completions";
-/// The header that pins a request to a data-parallel rank.
+/// The header that pins a request to a data-parallel rank, of vLLM and SGLang.
 pub const RANK_HEADER: &str = "x-data-parallel-rank";
 
 /// Maximum number of ranks that is accepted from an engine.
-const RANKS_MAX: usize = 1024;
+pub(crate) const RANKS_MAX: usize = 1024;
 /// Maximum number of models and adapters that are taken from an engine's list.
 const MODELS_MAX: usize = 4096;
 
-/// The engine's version in the engine's notation.
-pub fn version(text: &str) -> Option<String> {
+/// The member `version` of a report.
+pub(crate) fn version(text: &str) -> Option<String> {
     #[derive(Deserialize)]
     struct Version {
         version: String,
@@ -58,15 +48,8 @@ pub struct EngineModel {
     pub is_adapter: bool,
 }
 
-/// The model that the engine serves: the first one that is not an adapter. `None` if the text is
-/// not a list of models, or the list is empty.
-pub fn served_model(text: &str) -> Option<EngineModel> {
-    served_models(text)?.into_iter().find(|model| !model.is_adapter)
-}
-
-/// All models and adapters that the engine lists, at most 4096. `None` if the text is not a list of
-/// models.
-pub fn served_models(text: &str) -> Option<Vec<EngineModel>> {
+/// Reads `/v1/models`.
+pub(crate) fn served_models(text: &str) -> Option<Vec<EngineModel>> {
     #[derive(Deserialize)]
     struct Models {
         data: Vec<Card>,
@@ -100,7 +83,7 @@ pub struct EventSource {
 /// Why the addresses of an engine's KV events are not known.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SourcesError {
-    /// The text is not a reply of `/kv_event_sources`.
+    /// The text is not such a list.
     #[error("the engine's list of KV event sources is invalid")]
     Shape,
     /// A publisher cannot be reached over TCP.
@@ -109,40 +92,6 @@ pub enum SourcesError {
         /// The rank.
         rank: u16,
     },
-}
-
-/// The sources that an engine on `host` lists, by rank; empty if it publishes no events. An engine
-/// reports the address to which it is bound, usually `*`, which is replaced by `host`.
-///
-/// # Errors
-/// The text is invalid, or a source cannot be reached over TCP.
-pub fn event_sources(text: &str, host: &str) -> Result<Vec<EventSource>, SourcesError> {
-    #[derive(Deserialize)]
-    struct Source {
-        #[serde(default)]
-        enable_kv_cache_events: bool,
-        publisher: Option<String>,
-        endpoint: Option<String>,
-        replay_endpoint: Option<String>,
-    }
-    let listed: std::collections::BTreeMap<u16, Source> =
-        serde_json::from_str(text).map_err(|_| SourcesError::Shape)?;
-    if listed.len() > RANKS_MAX {
-        return Err(SourcesError::Shape);
-    }
-    let mut sources = Vec::new();
-    for (rank, source) in listed {
-        let zmq = source.publisher.as_deref().is_none_or(|publisher| publisher == "zmq");
-        if !source.enable_kv_cache_events || !zmq {
-            continue;
-        }
-        let bound = source.endpoint.as_deref().ok_or(SourcesError::Shape)?;
-        let events = reach(bound, host).ok_or(SourcesError::Endpoint { rank })?;
-        let replay = source.replay_endpoint.as_deref();
-        let replay = replay.and_then(|bound| reach(bound, host));
-        sources.push(EventSource { rank, events, replay });
-    }
-    Ok(sources)
 }
 
 /// One source for each of `ranks`: the listed one, or the default address of rank r, r ports after
@@ -176,7 +125,7 @@ fn shifted(first: &Endpoint, ports: u16) -> Option<Endpoint> {
 }
 
 /// The endpoint to which to connect, for one to which a process on `host` is bound.
-fn reach(bound: &str, host: &str) -> Option<Endpoint> {
+pub(crate) fn reachable_endpoint(bound: &str, host: &str) -> Option<Endpoint> {
     let rest = bound.strip_prefix("tcp://")?;
     let (name, port) = rest.rsplit_once(':')?;
     let host = match name {

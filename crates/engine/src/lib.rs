@@ -10,11 +10,16 @@ pub mod dialect;
 pub mod fields;
 pub mod identity;
 pub mod json;
+mod kind;
 pub mod kv_events;
 pub mod load;
+mod sglang;
 pub mod sse;
 pub mod template_kwargs;
 pub mod threshold_reply;
 pub mod tokenize;
 pub mod usage;
+mod vllm;
 pub mod zmtp;
+
+pub use kind::{EngineKind, ReportPaths};

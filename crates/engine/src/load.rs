@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 mod line;
 
-use line::Line;
+pub(crate) use line::Line;
 
 /// An engine's load as it reports it. A process with several data-parallel engines lists each under
-/// an `engine` label; the figures here are sums. A figure that is missing or not a count is `None`,
+/// a label of its own; the figures here are sums. A figure that is missing or not a count is `None`,
 /// never 0.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EngineLoad {
@@ -22,8 +22,6 @@ pub struct EngineLoad {
     pub preemptions_total: Option<u64>,
     /// Number of tokens looked up in the prefix cache, since the engine's start.
     pub prefix_cache_queries_total: Option<u64>,
-    /// Number of tokens found in the prefix cache.
-    pub prefix_cache_hits_total: Option<u64>,
     /// Prompt tokens by the source of their KV.
     pub prompt_tokens_by_source: PromptTokensBySource,
     /// Tokens per KV block.
@@ -33,8 +31,8 @@ pub struct EngineLoad {
     /// Number of data-parallel engines in the process.
     pub ranks: Option<u32>,
     /// For each of several engines, in the order of their numbers, the requests that it computes or
-    /// that wait for it; 0 for an engine that has had no request yet, for which vLLM may report
-    /// nothing. Empty if there is one engine, or they are not numbered from 0.
+    /// that wait for it; 0 for an engine that has had no request yet, for which nothing may be
+    /// reported. Empty if there is one engine, or they are not numbered from 0.
     pub requests_by_rank: Vec<u64>,
     /// The data type of the KV as the engine names it: `auto`, `fp8`, ...
     pub kv_dtype: Option<String>,
@@ -65,41 +63,11 @@ pub struct InterToken {
 pub struct PromptTokensBySource {
     /// Computed by this engine.
     pub local_compute: Option<u64>,
-    /// Found in this engine's prefix cache.
-    pub local_cache_hit: Option<u64>,
     /// Received from another engine or store.
     pub external_kv_transfer: Option<u64>,
 }
 
 impl EngineLoad {
-    /// Parses a text of any length in one pass. Malformed lines and other metrics are skipped
-    /// quickly: they are most of the roughly 60 kB that are read from an engine several times per
-    /// second.
-    pub fn parse(text: &str) -> Self {
-        Self::from_bytes(text.as_bytes())
-    }
-
-    /// Like [`EngineLoad::parse`], for bytes that may be invalid UTF-8.
-    pub fn from_bytes(text: &[u8]) -> Self {
-        let mut load = Self::default();
-        let (mut ratios, mut engines) = (Mean::default(), BTreeMap::new());
-        for text in lines(text) {
-            if let Some(line) = Line::parse(text, is_read) {
-                load.take(&line, &mut ratios, &mut engines);
-            } else if let Some(value) = text.strip_prefix(STARTED_AT) {
-                let value = std::str::from_utf8(value).unwrap_or_default();
-                load.started_at_s = value.trim().parse().ok().filter(|at: &f64| at.is_finite());
-            }
-        }
-        load.kv_used_ratio = ratios.value();
-        load.ranks = u32::try_from(engines.len()).ok().filter(|engines| *engines > 0);
-        let are_numbered = engines.keys().copied().map(usize::from).eq(0..engines.len());
-        if engines.len() > 1 && are_numbered {
-            load.requests_by_rank = engines.into_values().collect();
-        }
-        load
-    }
-
     /// Whether these figures come from another process than those `before`: one that started at
     /// another time, or whose counters are lower.
     pub fn is_of_another_process(&self, before: &Self) -> bool {
@@ -115,12 +83,9 @@ impl EngineLoad {
         counted(self).into_iter().zip(counted(before)).any(fell)
     }
 
-    fn take(&mut self, line: &Line<'_>, ratios: &mut Mean, engines: &mut Engines) {
+    /// Adds a sample of the intervals between tokens, whose metrics vLLM and SGLang name alike.
+    pub(crate) fn add_inter_token(&mut self, line: &Line<'_>) {
         match line.name {
-            "num_requests_running" => {
-                add(&mut self.running, line.count());
-                count_on(engines, line, line.count());
-            }
             "inter_token_latency_seconds_count" => {
                 let waits = self.inter_token.get_or_insert_default();
                 waits.count = waits.count.saturating_add(line.count().unwrap_or(0));
@@ -128,44 +93,81 @@ impl EngineLoad {
             "inter_token_latency_seconds_sum" if line.value >= 0.0 => {
                 self.inter_token.get_or_insert_default().sum_s += line.value;
             }
-            "num_requests_waiting" => {
-                add(&mut self.waiting, line.count());
-                count_on(engines, line, line.count());
-            }
-            "kv_cache_usage_perc" => ratios.add(line.value),
-            "num_preemptions_total" => add(&mut self.preemptions_total, line.count()),
-            "prefix_cache_queries_total" => {
-                add(&mut self.prefix_cache_queries_total, line.count());
-            }
-            "generation_tokens_total" | "prompt_tokens_total" => {
-                add(&mut self.tokens_total, line.count());
-            }
-            "prefix_cache_hits_total" => add(&mut self.prefix_cache_hits_total, line.count()),
-            "prompt_tokens_by_source_total" => {
-                let by_source = &mut self.prompt_tokens_by_source;
-                let figure = match line.label("source") {
-                    Some("local_compute") => &mut by_source.local_compute,
-                    Some("local_cache_hit") => &mut by_source.local_cache_hit,
-                    Some("external_kv_transfer") => &mut by_source.external_kv_transfer,
-                    _ => return,
-                };
-                add(figure, line.count());
-            }
-            "cache_config_info" => {
-                let number = |name| line.label(name).and_then(|value| value.parse::<u32>().ok());
-                self.block_size = self.block_size.or(number("block_size"));
-                let name =
-                    |name| line.label(name).filter(|value| is_name(value)).map(str::to_owned);
-                self.kv_dtype = self.kv_dtype.take().or_else(|| name("cache_dtype"));
-                self.kv_layout = self.kv_layout.take().or_else(|| name("kv_cache_layout"));
-                // Each engine's line has the total over all engines.
-                self.total_blocks = self.total_blocks.max(number("num_gpu_blocks"));
-                // With several API servers, vLLM's default for several ranks, an engine's requests
-                // are not reported before its first one, but its configuration is.
-                count_on(engines, line, None);
-            }
-            name => self.has_nixl |= name.starts_with(NIXL),
+            _ => {}
         }
+    }
+}
+
+impl InterToken {
+    /// The mean interval since `before`, in microseconds; `None` if there was none.
+    pub fn mean_us_since(&self, before: &Self) -> Option<u64> {
+        let count = self.count.checked_sub(before.count).filter(|count| *count > 0)?;
+        let mean_us = (self.sum_s - before.sum_s) / count as f64 * 1e6;
+        (0.0..1e12).contains(&mean_us).then_some(mean_us.round() as u64)
+    }
+}
+
+/// Reads the load in the metrics of one engine: a text of any length in one pass. Malformed lines and
+/// other metrics are skipped quickly: they are most of the roughly 60 kB that are read from an engine
+/// several times per second.
+pub(crate) struct LoadReader {
+    /// With what the names of the engine's metrics begin.
+    pub(crate) prefix: &'static str,
+    /// Whether a metric is read, by its name without the prefix.
+    pub(crate) is_read: fn(&[u8]) -> bool,
+    /// Adds one sample to the load.
+    pub(crate) take: fn(&mut LoadSum, &Line<'_>),
+}
+
+impl LoadReader {
+    pub(crate) fn read(&self, text: &[u8]) -> EngineLoad {
+        let mut sum = LoadSum::default();
+        for text in lines(text) {
+            if let Some(line) = Line::parse(text, self.prefix.as_bytes(), self.is_read) {
+                (self.take)(&mut sum, &line);
+            } else if let Some(value) = text.strip_prefix(STARTED_AT) {
+                let value = std::str::from_utf8(value).unwrap_or_default();
+                let started_at_s = value.trim().parse().ok().filter(|at: &f64| at.is_finite());
+                sum.load.started_at_s = started_at_s;
+            }
+        }
+        sum.finish()
+    }
+}
+
+/// The load in the samples that have been read so far.
+#[derive(Default)]
+pub(crate) struct LoadSum {
+    /// What is complete with each sample.
+    pub(crate) load: EngineLoad,
+    used_ratios: Mean,
+    requests_by_rank: BTreeMap<u16, u64>,
+}
+
+impl LoadSum {
+    /// Adds the used part of one data-parallel engine's KV cache.
+    pub(crate) fn add_kv_used_ratio(&mut self, ratio: f64) {
+        self.used_ratios.add(ratio);
+    }
+
+    /// Adds requests of a data-parallel engine, whose number is the value of a label; without a
+    /// count, only the engine becomes known.
+    pub(crate) fn add_requests(&mut self, rank: Option<&str>, count: Option<u64>) {
+        if let Some(rank) = rank.and_then(|rank| rank.parse().ok()) {
+            let requests = self.requests_by_rank.entry(rank).or_default();
+            *requests = requests.saturating_add(count.unwrap_or(0));
+        }
+    }
+
+    fn finish(self) -> EngineLoad {
+        let Self { mut load, used_ratios, requests_by_rank: by_rank } = self;
+        load.kv_used_ratio = used_ratios.value();
+        load.ranks = u32::try_from(by_rank.len()).ok().filter(|ranks| *ranks > 0);
+        let are_numbered = by_rank.keys().copied().map(usize::from).eq(0..by_rank.len());
+        if by_rank.len() > 1 && are_numbered {
+            load.requests_by_rank = by_rank.into_values().collect();
+        }
+        load
     }
 }
 
@@ -179,60 +181,14 @@ fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
     ends.map(move |end| &text[std::mem::replace(&mut start, end + 1)..end])
 }
 
-/// Prefix of metrics that only an engine with the NIXL connector has.
-const NIXL: &str = "nixl_";
-/// The names of all other metrics that are read, of hundreds of lines.
-const NAMES: [&str; 12] = [
-    "num_requests_running",
-    "num_requests_waiting",
-    "inter_token_latency_seconds_count",
-    "inter_token_latency_seconds_sum",
-    "kv_cache_usage_perc",
-    "num_preemptions_total",
-    "prefix_cache_queries_total",
-    "prefix_cache_hits_total",
-    "prompt_tokens_by_source_total",
-    "prompt_tokens_total",
-    "generation_tokens_total",
-    "cache_config_info",
-];
-
-fn is_read(name: &[u8]) -> bool {
-    NAMES.iter().any(|read| read.as_bytes() == name) || name.starts_with(NIXL.as_bytes())
-}
-
-/// Whether the value of a label names something. vLLM writes `None` for what was not set.
-fn is_name(value: &str) -> bool {
-    const MAX_BYTES: usize = 32;
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
-    value != "None" && (1..=MAX_BYTES).contains(&value.len()) && value.bytes().all(is_plain)
-}
-
-impl InterToken {
-    /// The mean interval since `before`, in microseconds; `None` if there was none.
-    pub fn mean_us_since(&self, before: &Self) -> Option<u64> {
-        let count = self.count.checked_sub(before.count).filter(|count| *count > 0)?;
-        let mean_us = (self.sum_s - before.sum_s) / count as f64 * 1e6;
-        (0.0..1e12).contains(&mean_us).then_some(mean_us.round() as u64)
-    }
-}
-
-/// Number of requests by the number of the engine.
-type Engines = BTreeMap<u16, u64>;
-
-fn count_on(engines: &mut Engines, line: &Line<'_>, count: Option<u64>) {
-    if let Some(engine) = line.label("engine").and_then(|engine| engine.parse().ok()) {
-        let requests = engines.entry(engine).or_default();
-        *requests = requests.saturating_add(count.unwrap_or(0));
-    }
-}
-
-fn add(sum: &mut Option<u64>, count: Option<u64>) {
+/// Adds to the sum of a figure over all data-parallel engines.
+pub(crate) fn add(sum: &mut Option<u64>, count: Option<u64>) {
     if let Some(count) = count {
         *sum = Some(sum.unwrap_or(0).saturating_add(count));
     }
 }
 
+/// A mean of ratios.
 #[derive(Default)]
 struct Mean {
     sum: f64,

@@ -184,7 +184,7 @@ fn written(config: &WorkerConfig) -> Option<EventSource> {
 mod tests {
     use super::*;
     use crate::worker::tests::worker;
-    use splitrail_engine::identity::event_sources;
+    use splitrail_engine::EngineKind;
 
     fn facts(keys: &str) -> EngineFacts {
         let config = format!(r#"{{"id": "w", "role": "both", "url": "http://w:1"{keys}}}"#);
@@ -194,7 +194,7 @@ mod tests {
     fn said(endpoint: &str) -> Publication {
         let text =
             format!(r#"{{"0": {{"enable_kv_cache_events": true, "endpoint": "{endpoint}"}}}}"#);
-        Publication::At(event_sources(&text, "w").unwrap())
+        Publication::At(EngineKind::Vllm.event_sources(&text, "w").unwrap())
     }
 
     #[test]

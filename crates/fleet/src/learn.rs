@@ -4,9 +4,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use splitrail_engine::identity::{
-    EVENT_SOURCES_PATH, EventSource, MODELS_PATH, event_sources, served_models,
-};
+use splitrail_engine::identity::EventSource;
 use splitrail_engine::load::EngineLoad;
 use splitrail_engine_client::networks::literal;
 use splitrail_engine_client::{Question, WholeReply, random_request_id};
@@ -29,7 +27,7 @@ pub(super) async fn learn(
     load: &EngineLoad,
     patience: Duration,
 ) -> bool {
-    let models = ask(served, worker, MODELS_PATH, patience).await;
+    let models = ask(served, worker, worker.engine.paths().models, patience).await;
     let events = learn_events(served, worker, patience).await;
     let (Some(models), Some(events)) = (models, events) else {
         // An engine that does not say where it publishes is not waited for.
@@ -80,10 +78,12 @@ async fn ask(
         .filter(|reply| reply.status < 500)
 }
 
-/// Learns the longest sequence, which vLLM reports as `max_model_len` of each model that it serves.
+/// Learns the longest sequence, which engines report as `max_model_len` of each model that it serves.
 fn learn_models(served: &ServedModel, worker: &Worker, reply: &WholeReply) {
     let text = std::str::from_utf8(&reply.body).unwrap_or_default();
-    let Some(models) = served_models(text).filter(|_| reply.status == 200) else { return };
+    let Some(models) = worker.engine.served_models(text).filter(|_| reply.status == 200) else {
+        return;
+    };
     // An engine that does not report a limit is not asked again.
     let said = models.iter().filter_map(|model| model.context_tokens).min();
     worker.facts.set_context_tokens(said.unwrap_or(u32::MAX));
@@ -108,12 +108,12 @@ async fn learn_events(
     if !worker.facts.asks_for_events() {
         return Some(Publication::Nowhere);
     }
-    let reply = ask(served, worker, EVENT_SOURCES_PATH, patience).await?;
+    let reply = ask(served, worker, worker.engine.paths().event_sources, patience).await?;
     let text = std::str::from_utf8(&reply.body).unwrap_or_default();
     let host = worker.authority.host();
     let sources = match reply.status {
-        200 => event_sources(text, host),
-        // Older versions, and other engines, do not have the path.
+        200 => worker.engine.event_sources(text, host),
+        // Older versions do not have the path.
         _ => Ok(Vec::new()),
     };
     let sources = sources.unwrap_or_else(|error| {

@@ -117,8 +117,8 @@ async fn ask(
     client: &EngineClient,
     patience: Duration,
 ) -> Result<EngineLoad, Error> {
-    let get = client.get(worker, "/metrics", REPORT_MAX_BYTES);
+    let get = client.get(worker, worker.engine.paths().metrics, REPORT_MAX_BYTES);
     let asked = tokio::time::timeout(patience, get).await;
     let late = |_| Error::new(ErrorKind::EngineTimeout, "no reply to /metrics in time");
-    Ok(EngineLoad::parse(&asked.map_err(late)??))
+    Ok(worker.engine.load(asked.map_err(late)??.as_bytes()))
 }

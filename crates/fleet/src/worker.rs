@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use http::uri::Authority;
 use prometheus::{IntCounter, IntCounterVec};
+use splitrail_engine::EngineKind;
 use splitrail_engine::load::EngineLoad;
 use tokio_util::sync::CancellationToken;
 
@@ -55,6 +56,8 @@ pub struct Worker {
     pub index: WorkerIndex,
     /// The worker's configuration, merged from all sources.
     pub config: WorkerConfig,
+    /// Which engine it is.
+    pub engine: EngineKind,
     /// What the engine has told about itself.
     pub facts: EngineFacts,
     /// Host and port of the worker's HTTP address.
@@ -160,6 +163,7 @@ impl Worker {
         Self {
             index,
             config,
+            engine: EngineKind::default(),
             facts,
             authority,
             uses_tls,
@@ -211,6 +215,11 @@ impl Worker {
     pub fn with_breakers(self, config: BreakerConfig) -> Self {
         self.endpoint_support.breaker.set_config(config);
         Self { breakers: [config; 2].map(Breaker::new), ..self }
+    }
+
+    /// Sets which engine the worker runs.
+    pub fn with_engine(self, engine: EngineKind) -> Self {
+        Self { engine, ..self }
     }
 
     /// Sets whether the host of the worker, and that of its event publisher, must resolve to an

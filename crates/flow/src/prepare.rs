@@ -509,7 +509,10 @@ fn separate(inbound: &mut Inbound, tenant: &Tenant) {
 fn check_salt(served: &ServedModel, inbound: &Inbound) -> Result<(), Error> {
     let endpoint = inbound.endpoint;
     let unsalted = matches!(endpoint, Endpoint::Messages | Endpoint::Embeddings);
-    if inbound.cache_salt.is_none() || !unsalted || !served.config.connector.needs_sglang() {
+    if inbound.cache_salt.is_none()
+        || !unsalted
+        || served.config.connector.engine().salts_all_endpoints()
+    {
         return Ok(());
     }
     let message =

@@ -3,6 +3,7 @@
 use std::io;
 
 use splitrail_config::model::{Connector, WorkerConfig};
+use splitrail_engine::EngineKind;
 use splitrail_engine::identity::{EngineModel, EventSource};
 use splitrail_fleet::engine_facts::can_take;
 use splitrail_policy::KvFormat;
@@ -169,7 +170,9 @@ pub enum Reachability {
 /// What an engine reports about itself. A member that it does not report is `None`.
 #[derive(Clone, Debug, Default)]
 pub struct EngineReport {
-    /// Status of `/health`.
+    /// Which engine was asked.
+    pub kind: EngineKind,
+    /// Status of the path at which the engine says that it is alive.
     pub health: Option<u16>,
     /// The version.
     pub version: Option<String>,

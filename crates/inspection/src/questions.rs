@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use http::HeaderValue;
 use splitrail_api::text::random_id;
+use splitrail_engine::EngineKind;
 use splitrail_engine::identity::TRIAL_PATH;
 use splitrail_engine_client::{EngineClient, NoReply, Question, WholeReply};
 use tokio::time::Instant;
@@ -32,6 +33,8 @@ const TEXT_MAX_CHARS: usize = 200;
 pub(crate) struct Asker<'a> {
     pub(crate) client: &'a EngineClient,
     pub(crate) subject: &'a Subject,
+    /// Which engine it is.
+    pub(crate) kind: EngineKind,
     pub(crate) bounds: &'a Bounds,
     /// The end of the whole inspection.
     pub(crate) deadline: Instant,

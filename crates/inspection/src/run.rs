@@ -111,7 +111,13 @@ impl Inspection<'_> {
     }
 
     fn asker<'s>(&'s self, subject: &'s Subject) -> Asker<'s> {
-        Asker { client: &self.client, subject, bounds: self.bounds, deadline: self.deadline }
+        Asker {
+            client: &self.client,
+            subject,
+            kind: self.model.connector.engine(),
+            bounds: self.bounds,
+            deadline: self.deadline,
+        }
     }
 
     /// Asks one worker everything that needs no other worker. Returns the hand-off that it staged.

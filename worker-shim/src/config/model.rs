@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use splitrail_engine::EngineKind;
 use splitrail_event_plane::config::BrokerConfig;
 pub use splitrail_settings::Role;
 use splitrail_settings::{Secret, scalar, size};
@@ -133,6 +134,15 @@ pub enum Connector {
 }
 
 impl Connector {
+    /// The engine that has it.
+    #[must_use]
+    pub fn engine(self) -> EngineKind {
+        match self {
+            Self::Nixl | Self::NixlPush | Self::Mooncake | Self::SharedStorage => EngineKind::Vllm,
+            Self::Sglang => EngineKind::Sglang,
+        }
+    }
+
     /// The name in reports to routers.
     #[must_use]
     pub fn name(self) -> &'static str {

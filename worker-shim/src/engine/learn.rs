@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use splitrail_engine::identity::{
-    self, EVENT_SOURCES_PATH, EngineModel, EventSource, MODELS_PATH, TRIAL_PATH, Trial,
-    TrialOutcome, VERSION_PATH,
+    EngineModel, EventSource, TRIAL_PATH, Trial, TrialOutcome, of_all_ranks,
 };
 use splitrail_engine::load::EngineLoad;
 use splitrail_proto::v1::Capabilities;
@@ -149,14 +148,15 @@ impl Learner<'_> {
     }
 
     async fn query_facts(&self) -> Result<EngineFacts, QueryError> {
-        let models = self.client.text(MODELS_PATH, TIMEOUT).await?;
-        let served = identity::served_model(&models).ok_or(QueryError::Body)?;
+        let engine = self.settings.kind;
+        let models = self.client.text(engine.paths().models, TIMEOUT).await?;
+        let served = engine.served_model(&models).ok_or(QueryError::Body)?;
         let model = match &self.settings.model {
             Some(name) => EngineModel { name: name.clone(), ..served },
             None => served,
         };
-        let version = if_supported(self.client.text(VERSION_PATH, TIMEOUT).await)?;
-        let version = version.as_deref().and_then(identity::version);
+        let version = if_supported(self.client.text(engine.paths().version, TIMEOUT).await)?;
+        let version = version.as_deref().and_then(|text| engine.version(text));
         let figures = self.polled.borrow().figures.clone();
         let sources = self.find_event_sources(figures.ranks.unwrap_or(1)).await?;
         Ok(EngineFacts { version, model, sources, figures })
@@ -166,13 +166,14 @@ impl Learner<'_> {
         let settings = self.settings;
         if let Some(events) = settings.kv_events.clone() {
             let first = EventSource { rank: 0, events, replay: settings.kv_replay.clone() };
-            return Ok(Some(identity::of_all_ranks(&[first], ranks)));
+            return Ok(Some(of_all_ranks(&[first], ranks)));
         }
-        let Some(text) = if_supported(self.client.text(EVENT_SOURCES_PATH, TIMEOUT).await)? else {
+        let path = settings.kind.paths().event_sources;
+        let Some(text) = if_supported(self.client.text(path, TIMEOUT).await)? else {
             return Ok(None);
         };
-        match identity::event_sources(&text, &settings.host) {
-            Ok(listed) => Ok(Some(identity::of_all_ranks(&listed, ranks))),
+        match settings.kind.event_sources(&text, &settings.host) {
+            Ok(listed) => Ok(Some(of_all_ranks(&listed, ranks))),
             Err(error) => {
                 tracing::error!(%error, "cannot use the engine's event addresses: set kv_events and kv_replay");
                 Ok(None)
@@ -231,7 +232,7 @@ impl EngineFacts {
         let ranks = self.figures.ranks;
         let nixl = self.figures.has_nixl.then(|| "nixl".to_owned());
         Capabilities {
-            engine: "vllm".to_owned(),
+            engine: settings.kind.name().to_owned(),
             engine_version: text(&self.version),
             block_size: self.figures.block_size,
             kv_blocks: self.figures.total_blocks.map(|blocks| blocks / ranks.unwrap_or(1).max(1)),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use splitrail_engine::identity::{HEALTH_PATH, METRICS_PATH};
+use splitrail_engine::EngineKind;
 use splitrail_engine::load::EngineLoad;
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior};
@@ -35,6 +35,7 @@ pub struct EnginePoll {
 /// Polls until dropped.
 pub(super) async fn run(
     client: &EngineClient,
+    engine: EngineKind,
     interval: Duration,
     polled: &watch::Sender<EnginePoll>,
     metrics: &Metrics,
@@ -45,7 +46,7 @@ pub(super) async fn run(
     loop {
         ticks.tick().await;
         let asked = Instant::now();
-        let outcome = query(client).await;
+        let outcome = query(client, engine).await;
         let was = polled.borrow().clone();
         let processes = was.process;
         let now = match outcome {
@@ -102,10 +103,14 @@ impl EnginePoll {
 }
 
 /// Reads health and metrics. Returns `None` for a healthy engine without metrics.
-async fn query(client: &EngineClient) -> Result<Option<EngineLoad>, QueryError> {
-    client.get(HEALTH_PATH, TIMEOUT).await?;
-    match client.get(METRICS_PATH, TIMEOUT).await {
-        Ok(text) => Ok(Some(EngineLoad::from_bytes(&text))),
+async fn query(
+    client: &EngineClient,
+    engine: EngineKind,
+) -> Result<Option<EngineLoad>, QueryError> {
+    let paths = engine.paths();
+    client.get(paths.liveness, TIMEOUT).await?;
+    match client.get(paths.metrics, TIMEOUT).await {
+        Ok(text) => Ok(Some(engine.load(&text))),
         Err(QueryError::Status(_) | QueryError::Body) => Ok(None),
         Err(error) => Err(error),
     }

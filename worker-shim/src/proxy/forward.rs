@@ -12,6 +12,7 @@ use http::header::{CONTENT_TYPE, HeaderMap, HeaderName};
 use http::request::Parts;
 use http::{Request, Response, StatusCode, Uri, Version, response};
 use hyper::body::{Body, Incoming};
+use splitrail_engine::identity::RANK_HEADER;
 use splitrail_settings::address_shares::AddressPlace;
 
 use super::ProxyInner;
@@ -31,7 +32,7 @@ use super::refusal::Refusal;
 use super::traffic::RequestTicket;
 
 /// The header with which vLLM pins a request to a data-parallel rank.
-const X_DATA_PARALLEL_RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
+const X_DATA_PARALLEL_RANK: HeaderName = HeaderName::from_static(RANK_HEADER);
 
 /// How a request is handled.
 enum Decision {

@@ -4,12 +4,13 @@ use std::io;
 use std::net::SocketAddr;
 
 use http::uri::Authority;
+use splitrail_engine::EngineKind;
 use splitrail_proto::v1::WorkerRole;
 use splitrail_settings::Secret;
 
 use super::StartError;
 use crate::attach::{self, Address};
-use crate::config::{Config, Events, Role, TOKEN_VARIABLE, Tls};
+use crate::config::{Config, Connector, Events, Role, TOKEN_VARIABLE, Tls};
 use crate::{engine, plane, proxy};
 
 pub(super) fn engine(config: &Config) -> Result<engine::EngineConfig, StartError> {
@@ -21,6 +22,7 @@ pub(super) fn engine(config: &Config) -> Result<engine::EngineConfig, StartError
         parsed.map_err(|_| StartError::Address(key))
     };
     Ok(engine::EngineConfig {
+        kind: config.connector.map_or(EngineKind::Vllm, Connector::engine),
         url: config.engine.clone(),
         host: engine.host().to_owned(),
         authorization: key.map(|key| key.bearer()),

@@ -2,6 +2,7 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use splitrail_engine::EngineKind;
 
 /// How KV is transferred from a prefill worker to a decode worker.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
@@ -37,8 +38,8 @@ struct Traits {
     names_hosts: bool,
     /// Whether a decode worker can serve a request by itself.
     serves_alone: bool,
-    /// Whether only engines of SGLang have it.
-    needs_sglang: bool,
+    /// The engine of the workers that have it.
+    engine: EngineKind,
 }
 
 /// How the KV of a prompt reaches the decode worker, and so how the two legs are sent.
@@ -67,7 +68,7 @@ impl Connector {
             has_bootstrap: false,
             names_hosts: true,
             serves_alone: true,
-            needs_sglang: false,
+            engine: EngineKind::Vllm,
         };
         match self {
             Self::Nixl => nixl,
@@ -88,7 +89,7 @@ impl Connector {
                 has_bootstrap: true,
                 names_hosts: false,
                 serves_alone: false,
-                needs_sglang: true,
+                engine: EngineKind::Sglang,
             },
             Self::None => Traits { name: "none", path: KvPath::None, names_hosts: false, ..nixl },
         }
@@ -132,9 +133,10 @@ impl Connector {
         self.traits().serves_alone
     }
 
-    /// Whether only engines of SGLang have it.
-    pub const fn needs_sglang(self) -> bool {
-        self.traits().needs_sglang
+    /// The engine that the workers of a model with this connector run. Without a hand-off that is
+    /// vLLM.
+    pub const fn engine(self) -> EngineKind {
+        self.traits().engine
     }
 
     /// The connector as the configuration spells it.

@@ -14,7 +14,8 @@ pub(super) fn check(model: &Node, path: &str, base_dir: &Path, report: &mut Prob
     let tokenizer = match typed::<TokenizerConfig>(model, "tokenizer") {
         Some(TokenizerConfig::Huggingface(tokenizer)) => tokenizer,
         Some(TokenizerConfig::Engine(tokenizer)) => {
-            if typed::<Connector>(model, "connector").is_some_and(Connector::needs_sglang) {
+            let engine = typed::<Connector>(model, "connector").map(Connector::engine);
+            if engine.is_some_and(|engine| !engine.tokenizes_prompts()) {
                 let message =
                     format!("`{path}.tokenizer: engine` is not possible with `connector: sglang`");
                 let hint = "its engines tokenise no chats for others: write the model's folder, or \

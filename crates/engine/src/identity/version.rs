@@ -15,9 +15,6 @@ pub struct EngineVersion {
 }
 
 impl EngineVersion {
-    /// The oldest version of vLLM whose KV events, usage and hand-offs are known.
-    pub const OLDEST_KNOWN: Self = Self { major: 0, minor: 22, patch: 1 };
-
     /// The numbers at the start of a version in the engine's notation, with or without a `v`.
     /// `None` if there are fewer than two.
     pub fn parse(text: &str) -> Option<Self> {

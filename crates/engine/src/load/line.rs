@@ -3,20 +3,24 @@
 /// Counts above this are not exact in a 64-bit float, so they are not accepted.
 const MAX_COUNT: f64 = 9_007_199_254_740_992.0;
 
-/// A sample of one of vLLM's metrics.
-pub(super) struct Line<'a> {
-    /// The metric's name without the prefix `vllm:`.
-    pub(super) name: &'a str,
+/// A sample of one of an engine's metrics.
+pub(crate) struct Line<'a> {
+    /// The metric's name without the engine's prefix.
+    pub(crate) name: &'a str,
     /// The text between the braces.
     labels: &'a str,
-    pub(super) value: f64,
+    pub(crate) value: f64,
 }
 
 impl<'a> Line<'a> {
     /// The sample on this line, if its name is `wanted`; `None` for comments, other metrics, and
     /// malformed lines.
-    pub(super) fn parse(line: &'a [u8], wanted: impl Fn(&[u8]) -> bool) -> Option<Self> {
-        let line = line.strip_prefix(b"vllm:")?;
+    pub(super) fn parse(
+        line: &'a [u8],
+        prefix: &[u8],
+        wanted: impl Fn(&[u8]) -> bool,
+    ) -> Option<Self> {
+        let line = line.strip_prefix(prefix)?;
         let name_end = memchr::memchr2(b'{', b' ', line)?;
         if !wanted(&line[..name_end]) {
             return None;
@@ -35,13 +39,13 @@ impl<'a> Line<'a> {
     }
 
     /// The value as a count, if it is one.
-    pub(super) fn count(&self) -> Option<u64> {
+    pub(crate) fn count(&self) -> Option<u64> {
         let is_count = (0.0..=MAX_COUNT).contains(&self.value) && self.value.fract() == 0.0;
         is_count.then_some(self.value as u64)
     }
 
     /// The raw value of a label: the labels that are read here contain no escapes.
-    pub(super) fn label(&self, name: &str) -> Option<&'a str> {
+    pub(crate) fn label(&self, name: &str) -> Option<&'a str> {
         let mut rest = self.labels;
         loop {
             let (key, value) = rest.split_once("=\"")?;

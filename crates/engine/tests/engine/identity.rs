@@ -1,10 +1,9 @@
 //! What an engine reports about itself, from recorded answers.
 
-use crate::support::fixture_text;
+use crate::support::{fixture_text, sglang_fixture};
 use proptest::prelude::*;
-use splitrail_engine::identity::{
-    SourcesError, Trial, TrialOutcome, event_sources, of_all_ranks, served_model, version,
-};
+use splitrail_engine::EngineKind::{Sglang, Vllm};
+use splitrail_engine::identity::{SourcesError, Trial, TrialOutcome, of_all_ranks};
 
 /// The body of a recorded answer.
 fn body(name: &str) -> String {
@@ -15,38 +14,60 @@ fn body(name: &str) -> String {
 
 #[test]
 fn version_and_model_are_as_the_engine_lists_them() {
-    assert_eq!(version(&body("identity/version.txt")).as_deref(), Some("0.32.0"));
-    let model = served_model(&body("identity/v1_models.txt")).unwrap();
+    assert_eq!(Vllm.version(&body("identity/version.txt")).as_deref(), Some("0.32.0"));
+    let model = Vllm.served_model(&body("identity/v1_models.txt")).unwrap();
     assert_eq!((model.name.as_str(), model.context_tokens), ("tiny", Some(2048)));
     for text in ["", "{}", r#"{"version":""}"#, r#"{"version":"a\nb"}"#, r#"{"version":1}"#] {
-        assert_eq!(version(text), None, "{text}");
+        assert_eq!(Vllm.version(text), None, "{text}");
     }
 }
 
 #[test]
 fn an_adapter_is_not_the_model() {
     let text = r#"{"data":[{"id":"lora","parent":"m"},{"id":"m","parent":null}]}"#;
-    assert_eq!(served_model(text).unwrap().name, "m");
-    assert_eq!(served_model(r#"{"data":[]}"#), None);
+    assert_eq!(Vllm.served_model(text).unwrap().name, "m");
+    assert_eq!(Vllm.served_model(r#"{"data":[]}"#), None);
 }
 
 #[test]
 fn a_bound_wildcard_address_is_reached_at_the_engines_host() {
-    let sources = event_sources(&body("identity/kv_event_sources.txt"), "10.0.0.1").unwrap();
+    let sources = Vllm.event_sources(&body("identity/kv_event_sources.txt"), "10.0.0.1").unwrap();
     assert_eq!(sources.len(), 1);
     assert_eq!(sources[0].rank, 0);
     assert_eq!(sources[0].events.to_string(), "tcp://10.0.0.1:15557");
     assert_eq!(sources[0].replay.as_ref().unwrap().to_string(), "tcp://10.0.0.1:15558");
     let quiet = r#"{"0":{"enable_kv_cache_events":false,"publisher":"null"}}"#;
-    assert_eq!(event_sources(quiet, "h").unwrap(), []);
+    assert_eq!(Vllm.event_sources(quiet, "h").unwrap(), []);
     let local = r#"{"3":{"enable_kv_cache_events":true,"endpoint":"ipc:///x"}}"#;
-    assert_eq!(event_sources(local, "h"), Err(SourcesError::Endpoint { rank: 3 }));
-    assert_eq!(event_sources("[]", "h"), Err(SourcesError::Shape));
+    assert_eq!(Vllm.event_sources(local, "h"), Err(SourcesError::Endpoint { rank: 3 }));
+    assert_eq!(Vllm.event_sources("[]", "h"), Err(SourcesError::Shape));
+}
+
+#[test]
+fn an_sglang_engine_says_its_version_model_and_publisher() {
+    let text = |name: &str| String::from_utf8(sglang_fixture(name)).unwrap();
+    let info = text("server_info.json");
+    assert_eq!(Sglang.version(&info).as_deref(), Some("0.5.23"));
+    let model = Sglang.served_model(&text("v1_models.json")).unwrap();
+    assert_eq!((model.name.as_str(), model.context_tokens), ("tiny", Some(8192)));
+    let places = |info: &str| -> Vec<_> {
+        let sources = Sglang.event_sources(info, "10.0.0.1").unwrap();
+        sources.iter().map(|source| (source.rank, source.events.to_string())).collect()
+    };
+    assert_eq!(places(&info), [(0, "tcp://10.0.0.1:30000".to_owned())]);
+    let ranks = info.replace(r#""dp_size": 1"#, r#""dp_size": 2"#);
+    assert_eq!(places(&ranks)[1], (1, "tcp://10.0.0.1:30001".to_owned()));
+    assert_eq!(places(&text("decode_server_info.json")), [], "it has no prefix cache");
+    assert_eq!(places("{}"), []);
+    let beyond = ranks.replace("30000", "65535");
+    for invalid in ["[]", &beyond] {
+        assert_eq!(Sglang.event_sources(invalid, "h"), Err(SourcesError::Shape));
+    }
 }
 
 #[test]
 fn ranks_that_are_not_listed_publish_on_the_next_ports() {
-    let listed = event_sources(&body("identity/kv_event_sources.txt"), "[::1]").unwrap();
+    let listed = Vllm.event_sources(&body("identity/kv_event_sources.txt"), "[::1]").unwrap();
     let all = of_all_ranks(&listed, 3);
     let places: Vec<_> =
         all.iter().map(|source| (source.rank, source.events.to_string())).collect();
@@ -98,7 +119,10 @@ fn a_trial_is_repeated_if_the_reply_says_nothing_about_the_engine() {
 proptest! {
     #[test]
     fn no_reply_of_an_engine_causes_a_panic(text in any::<String>(), status in 100_u16..600) {
-        let _read = (version(&text), served_model(&text), event_sources(&text, "h"));
+        for engine in [Vllm, Sglang] {
+            let _read = (engine.version(&text), engine.served_model(&text));
+            let _sources = engine.event_sources(&text, "h");
+        }
         for trial in [Trial::Threshold, Trial::Usage, Trial::Rank] {
             let _outcome = trial.read(status, text.as_bytes());
         }

@@ -1,6 +1,6 @@
 //! Decoding of recorded and constructed KV event payloads.
 
-use crate::support::{fixture, fixture_text, recorded_payloads};
+use crate::support::{fixture, fixture_text, recorded_payloads, sglang_fixture};
 use proptest::prelude::*;
 use rmp::encode as mp;
 use serde_json::Value;
@@ -56,6 +56,16 @@ fn expected(event: &Value) -> KvEvent {
         }
         other => panic!("no such event was recorded: {other}"),
     }
+}
+
+#[test]
+fn the_salt_of_an_sglang_prompt_is_a_member_of_its_event() {
+    let batch = decode(&sglang_fixture("stored_with_cache_salt.bin"));
+    let [KvEvent::Stored { parent: None, blocks, salt, .. }] = &batch.events[..] else {
+        panic!("{:?}", batch.events)
+    };
+    assert_eq!(salt.as_deref(), Some("tenant-a"));
+    assert!(blocks.len() == 2 && blocks.iter().all(|block| !block.opaque));
 }
 
 #[test]

@@ -2,10 +2,18 @@
 
 use std::path::PathBuf;
 
-/// A file recorded from a running engine.
+/// A file recorded from a running vLLM.
 pub(crate) fn fixture(name: &str) -> Vec<u8> {
-    let path =
-        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/vllm-0.32.0").join(name);
+    read(&format!("vllm-0.32.0/{name}"))
+}
+
+/// A file recorded from a running SGLang.
+pub(crate) fn sglang_fixture(name: &str) -> Vec<u8> {
+    read(&format!("sglang-0.5.23/{name}"))
+}
+
+fn read(name: &str) -> Vec<u8> {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
     std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 

@@ -16,7 +16,10 @@ pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
     let engine = &worker.engine;
     let model = found.model;
     if let Some(status) = engine.health.filter(|status| *status != 200) {
-        found.add(FindingKind::Unhealthy, format!("`/health` returns status {status}"));
+        found.add(
+            FindingKind::Unhealthy,
+            format!("`{}` returns status {status}", engine.kind.paths().liveness),
+        );
     }
     if engine.model(&model.name).is_none() {
         let names: Vec<_> = engine.models.iter().map(|model| format!("`{}`", model.name)).collect();
@@ -38,10 +41,9 @@ pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
     }
     let version = engine.version.as_deref();
     let parsed = version.and_then(EngineVersion::parse);
-    if let Some(version) = parsed.filter(|version| *version < EngineVersion::OLDEST_KNOWN)
-        && !model.connector.needs_sglang()
+    if let (Some(version), Some(oldest)) = (parsed, engine.kind.oldest_version())
+        && version < oldest
     {
-        let oldest = EngineVersion::OLDEST_KNOWN;
         let what = format!(
             "the engine's version {version} is older than {oldest}, the oldest one whose KV events \
              and hand-offs are known"

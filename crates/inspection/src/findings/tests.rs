@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::io::ErrorKind;
 
 use serde_json::{Value, json};
+use splitrail_engine::EngineKind;
 use splitrail_engine::identity::{EngineModel, EventSource};
 use splitrail_prompt::compare::Difference;
 
@@ -44,6 +45,7 @@ fn worker(id: &str, role: &str) -> WorkerFacts {
     };
     facts.reach = Reachability::Answers;
     facts.engine = EngineReport {
+        kind: EngineKind::Vllm,
         health: Some(200),
         version: Some("0.32.0".to_owned()),
         models: vec![served("m")],

@@ -3,8 +3,6 @@
 use std::time::Duration;
 
 use splitrail_engine::connectors::hand_off_trial::{decode_body, prefill_body, push_decode_body};
-use splitrail_engine::identity::METRICS_PATH;
-use splitrail_engine::load::EngineLoad;
 
 use super::trial::{Staged, StagedKv};
 use super::{Asker, FIRST_RANK, no_reply};
@@ -63,7 +61,6 @@ pub(crate) async fn fetch(
 
 /// The number of prompt tokens whose KV the engine has received since its start.
 async fn transferred(asker: &Asker<'_>) -> Option<u64> {
-    let reply = asker.get(METRICS_PATH, METRICS_MAX_BYTES).await.ok()?;
-    let load = EngineLoad::from_bytes(&reply.body);
-    load.prompt_tokens_by_source.external_kv_transfer
+    let reply = asker.get(asker.kind.paths().metrics, METRICS_MAX_BYTES).await.ok()?;
+    asker.kind.load(&reply.body).prompt_tokens_by_source.external_kv_transfer
 }

@@ -2,11 +2,8 @@
 
 use std::time::SystemTime;
 
-use splitrail_engine::identity::{
-    EVENT_SOURCES_PATH, HEALTH_PATH, METRICS_PATH, MODELS_PATH, SourcesError, VERSION_PATH,
-    event_sources, served_models, version,
-};
-use splitrail_engine::load::EngineLoad;
+use splitrail_engine::EngineKind;
+use splitrail_engine::identity::SourcesError;
 use splitrail_engine_client::{NoReply, WholeReply};
 
 use super::{Asker, ahead_s, no_reply, shortened};
@@ -21,24 +18,25 @@ type ReplyResult = Result<WholeReply, NoReply>;
 
 /// Fills in what the engine reports, and whether it answers at all.
 pub(crate) async fn ask(asker: &Asker<'_>, facts: &mut WorkerFacts) {
+    let paths = asker.kind.paths();
     let (models, health, version, metrics, sources) = tokio::join!(
-        asker.get(MODELS_PATH, REPORT_MAX_BYTES),
-        asker.get(HEALTH_PATH, REPORT_MAX_BYTES),
-        asker.get(VERSION_PATH, REPORT_MAX_BYTES),
-        asker.get(METRICS_PATH, METRICS_MAX_BYTES),
-        asker.get(EVENT_SOURCES_PATH, REPORT_MAX_BYTES),
+        asker.get(paths.models, REPORT_MAX_BYTES),
+        asker.get(paths.liveness, REPORT_MAX_BYTES),
+        asker.get(paths.version, REPORT_MAX_BYTES),
+        asker.get(paths.metrics, METRICS_MAX_BYTES),
+        asker.get(paths.event_sources, REPORT_MAX_BYTES),
     );
     // The clock is compared right after the replies; each of them took a part of a second.
     let now = SystemTime::now();
     let dates = [&models, &health, &version].into_iter();
     let date = dates.filter_map(|reply| reply.as_ref().ok()?.date).next();
     facts.clock_ahead_s = date.map(|date| ahead_s(date, now));
-    facts.reach = reach(&models, &version);
+    facts.reach = reach(asker.kind, &models, &version);
     facts.engine = engine_report(asker, &models, &health, &version, &metrics, &sources);
 }
 
 /// Whether an engine answers, from the list of its models and its version.
-fn reach(models: &ReplyResult, version: &ReplyResult) -> Reachability {
+fn reach(kind: EngineKind, models: &ReplyResult, version: &ReplyResult) -> Reachability {
     let reply = match models {
         Ok(reply) => reply,
         Err(why) => return unreached(why),
@@ -47,11 +45,11 @@ fn reach(models: &ReplyResult, version: &ReplyResult) -> Reachability {
         // vLLM and SGLang answer with 401 to a wrong key, and list their models to everyone else.
         403 => Reachability::Forbidden,
         401 => Reachability::KeyRefused(reply.status),
-        200 if text(models).and_then(|text| served_models(&text)).is_some() => {
+        200 if text(models).and_then(|text| kind.served_models(&text)).is_some() => {
             Reachability::Answers
         }
         // An engine that is about to stop, or a proxy without one.
-        _ if text(version).and_then(|text| self::version(&text)).is_some() => Reachability::Answers,
+        _ if text(version).and_then(|text| kind.version(&text)).is_some() => Reachability::Answers,
         status => Reachability::NotAnEngine(status),
     }
 }
@@ -79,21 +77,23 @@ fn engine_report(
     metrics: &ReplyResult,
     sources: &ReplyResult,
 ) -> EngineReport {
-    let mut listed = text(models).and_then(|text| served_models(&text)).unwrap_or_default();
+    let kind = asker.kind;
+    let mut listed = text(models).and_then(|text| kind.served_models(&text)).unwrap_or_default();
     for model in &mut listed {
         model.name = shortened(&model.name);
     }
-    let load = text(metrics).map(|text| EngineLoad::parse(&text));
+    let load = text(metrics).map(|text| kind.load(text.as_bytes()));
     EngineReport {
+        kind,
         health: health.as_ref().ok().map(|reply| reply.status),
-        version: text(version).and_then(|text| self::version(&text)),
+        version: text(version).and_then(|text| kind.version(&text)),
         models: listed,
         block_size: load.as_ref().and_then(|load| load.block_size),
         ranks: load.as_ref().and_then(|load| load.ranks),
         kv_dtype: load.as_ref().and_then(|load| load.kv_dtype.clone()),
         kv_layout: load.as_ref().and_then(|load| load.kv_layout.clone()),
         has_nixl: load.as_ref().map(|load| load.has_nixl),
-        sources: match text(sources).map(|text| event_sources(&text, asker.subject.host())) {
+        sources: match text(sources).map(|text| kind.event_sources(&text, asker.subject.host())) {
             None | Some(Err(SourcesError::Shape)) => SourcesFact::Unknown,
             Some(Err(SourcesError::Endpoint { .. })) => SourcesFact::NotTcp,
             Some(Ok(listed)) if listed.is_empty() => SourcesFact::None,

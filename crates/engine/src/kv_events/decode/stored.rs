@@ -18,6 +18,8 @@ pub(super) struct StoredEvent<'a> {
     has_adapter_id: bool,
     adapter: Option<&'a str>,
     extras: Vec<BlockExtra<'a>>,
+    /// The cache salt, if the event names it apart from `extras`.
+    salt: Option<&'a str>,
     tier: Tier,
     pub(super) group: Option<u32>,
     pub(super) spec_kind: Option<&'a str>,
@@ -34,6 +36,7 @@ impl<'a> StoredEvent<'a> {
             has_adapter_id: false,
             adapter: None,
             extras: Vec::new(),
+            salt: None,
             tier: Tier::Device,
             group: None,
             spec_kind: None,
@@ -75,6 +78,8 @@ impl<'a> StoredEvent<'a> {
             }
             "medium" => self.tier = tier(c)?,
             "lora_name" => self.adapter = c.optional("lora_name", |c| c.str("lora_name"))?,
+            // SGLang names the salt here, and vLLM in the first block's extra keys.
+            "cache_salt" => self.salt = c.optional("cache_salt", |c| c.str("cache_salt"))?,
             "extra_keys" => {
                 let limit = self.max_blocks;
                 let extras = c.optional("extra_keys", |c| extra::read(c, limit))?;
@@ -118,7 +123,7 @@ impl<'a> StoredEvent<'a> {
         // number of blocks cannot be assigned to a block.
         let all_opaque =
             (self.has_adapter_id && self.adapter.is_none()) || self.extras.len() > hashes.len();
-        let mut salt = None;
+        let mut salt = self.salt.map(str::to_owned);
         let blocks = hashes.iter().zip(tokens.chunks_exact(block_size)).enumerate();
         let blocks = blocks.map(|(index, (hash, tokens))| {
             let extra = self.extras.get(index).copied().unwrap_or_default();
