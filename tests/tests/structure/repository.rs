@@ -7,7 +7,6 @@ use std::process::Command;
 use serde_json::Value;
 
 use super::documents::{Texts, broken_links, cases, functions, tests, unknown_tests};
-use super::imports::imports;
 use super::reach::unreached;
 use super::rules::{
     CRATE_MAX_LINES, Dependencies, FILE_MAX_LINES, impure, table, too_long, wide_cycles,
