@@ -260,7 +260,8 @@ impl Core {
                     worker.id()
                 ));
             }
-            let unasked = roster.iter().find(|w| w.is_up() && w.parity.parity() == Parity::Pending);
+            let unasked =
+                roster.iter().find(|w| w.is_up() && w.kv.parity.parity() == Parity::Pending);
             if let Some(worker) = unasked {
                 return Some(format!("parity of worker {} is being tested", worker.id()));
             }

@@ -192,7 +192,7 @@ impl Trial {
                     |worker| {
                         let ranks = worker.ranks.all();
                         let ranks = ranks.iter().map(|rank| &rank.booked);
-                        ranks.chain([&worker.booked]).all(|booked| {
+                        ranks.chain([&worker.load.booked]).all(|booked| {
                             (booked.requests(), booked.prefill_tokens(), booked.active_tokens())
                                 == (0, 0, 0)
                         })

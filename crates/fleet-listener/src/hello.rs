@@ -225,7 +225,7 @@ pub(super) fn claim(
 ) -> Result<Arc<splitrail_fleet::Worker>, Status> {
     let (model, id) = (hello.served.name(), hello.config.id.as_str());
     match fleet.claim(model, WorkerSource::Shim, hello.config.clone()) {
-        Ok(worker) if worker.authority == hello.authority => Ok(worker),
+        Ok(worker) if worker.address.authority == hello.authority => Ok(worker),
         Ok(_) => {
             fleet.revoke(model, WorkerSource::Shim, id);
             Err(Status::already_exists("another shim speaks for this worker"))

@@ -280,7 +280,7 @@ impl Session {
             worker.set_unsynced();
             let blocks = ShimBlocks::new(Arc::clone(&served.pool), Arc::clone(&worker));
             let cluster = Arc::clone(&self.context.cluster);
-            let resync_requests = worker.resync.requests();
+            let resync_requests = worker.kv.resync.requests();
             let indexing =
                 IndexPart::new(cluster, name.into(), Arc::clone(&served.pool), worker, None);
             self.attached =
@@ -418,7 +418,7 @@ impl Session {
         attached.set_block_size(capabilities.block_size)?;
         let worker = &attached.indexing.worker;
         if let Some(tokens) = capabilities.context_tokens {
-            worker.facts.set_context_tokens(tokens);
+            worker.engine.facts.set_context_tokens(tokens);
         }
         worker.set_supports_cache_hit_threshold(capabilities.supports_cache_hit_threshold);
         worker.ranks.set_count(capabilities.ranks.unwrap_or(1));
@@ -564,7 +564,7 @@ impl AttachedWorker {
     fn load(&self, load: &v1::Load, stale: Duration) {
         let IndexPart { pool, worker, .. } = &self.indexing;
         let now = Instant::now();
-        let others = OtherLoad::beyond(load, &worker.booked, pool.block_size());
+        let others = OtherLoad::beyond(load, &worker.load.booked, pool.block_size());
         worker.shim_report.set_others(now, stale, others);
         let age = Duration::from_millis(load.age_ms.into());
         let ratio = load.kv_used_ratio.filter(|ratio| (0.0..=1.0).contains(ratio));
@@ -577,7 +577,7 @@ impl AttachedWorker {
             ..EngineLoad::default()
         };
         worker.set_load(now.checked_sub(age).unwrap_or(now), figures);
-        if load.started_at_s.is_some_and(|started| worker.presence.reports_start(started)) {
+        if load.started_at_s.is_some_and(|started| worker.health.presence.reports_start(started)) {
             worker.record_restart();
         }
         if !load.up {
@@ -591,8 +591,8 @@ impl AttachedWorker {
             if worker.ranks.takes_rank_header().is_none() {
                 worker.ranks.set_takes_rank_header(capabilities.takes_rank_header);
             }
-            if worker.facts.block_size().is_none() {
-                worker.facts.set_block_size(capabilities.block_size);
+            if worker.engine.facts.block_size().is_none() {
+                worker.engine.facts.set_block_size(capabilities.block_size);
             }
         }
         worker.set_probed(load.up, "its shim reported it");

@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn the_ids_of_an_engine_are_forgotten_with_its_process() {
         let worker = crate::worker::tests::worker("w");
-        let server = worker.bootstrap.as_ref().unwrap();
+        let server = worker.transfer.bootstrap.as_ref().unwrap();
         let ids = EngineIds::parse(r#"{"0": {"engine_id": "a"}}"#).unwrap();
         server.known.store(Some(Arc::new(EngineIdentity(ids))));
         worker.becomes_another();

@@ -42,7 +42,7 @@ const AGAIN_MIN: Duration = Duration::from_secs(1);
 pub(super) async fn run(cluster: Arc<Cluster>, served: Arc<ServedModel>, worker: Arc<Worker>) {
     let config = served.config.canary;
     let canary = Canary { cluster, served, worker: Arc::clone(&worker) };
-    let mut standing = worker.parity.follow();
+    let mut standing = worker.kv.parity.follow();
     let mut pause = AGAIN_MIN;
     loop {
         let round = standing.borrow_and_update().round;
@@ -91,7 +91,7 @@ impl Canary {
         // A worker that has been probed was asked where it publishes, or its shim has said it.
         let expects_events = worker.tells_blocks();
         let has_events = expects_events && self.events_come().await;
-        let prompt = match prompt::make(served, worker.facts.context_tokens()).await {
+        let prompt = match prompt::make(served, worker.engine.facts.context_tokens()).await {
             Ok(prompt) => prompt,
             Err(reason) => return CanaryResult::Unclear(reason),
         };
@@ -162,7 +162,7 @@ impl Canary {
     ) -> CanaryResult {
         let Self { served, worker, .. } = self;
         let salt = format!("splitrail-canary-{}", random_id());
-        let before = worker.event_stats.now();
+        let before = worker.kv.event_stats.now();
         let reply = match ask::serve(served, worker, prompt, adapter, &salt).await {
             Ok(reply) => reply,
             Err(reason) => return CanaryResult::Unclear(reason),
@@ -178,7 +178,7 @@ impl Canary {
         let deadline = Instant::now() + served.config.canary.timeout;
         loop {
             let blocks = self.look(&places, &reply);
-            let witnessed = worker.event_stats.now().since(before);
+            let witnessed = worker.kv.event_stats.now().since(before);
             if blocks.is_settled() || Instant::now() >= deadline {
                 return diagnose::blocks(&CanaryBlocks { witnessed, ..blocks });
             }
@@ -212,14 +212,14 @@ impl Canary {
     /// Records, counts and logs a result.
     fn record(&self, round: u64, result: CanaryResult) {
         let (model, worker) = (self.served.name(), self.worker.id());
-        let before = self.worker.parity.parity();
+        let before = self.worker.kv.parity.parity();
         let parity = match result {
             CanaryResult::Agree => Parity::Ok,
             CanaryResult::Differ(cause) => Parity::Mismatch(cause),
             CanaryResult::Unclear(reason) => Parity::Unknown(Some(reason)),
         };
         let cause = parity.cause_name().unwrap_or("none");
-        self.worker.parity.record(round, parity);
+        self.worker.kv.parity.record(round, parity);
         self.cluster.metrics.canaries.with_label_values(&[model, parity.name(), cause]).inc();
         match parity {
             Parity::Mismatch(_) => tracing::error!(

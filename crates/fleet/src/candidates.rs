@@ -146,7 +146,7 @@ impl<'a> CandidateBuilder<'a> {
             false => RankScope::Rank(rank),
         };
         let costs = match self.uses_costs {
-            true => worker.costs.seen(self.now, whose, work.others_tokens),
+            true => worker.load.costs.seen(self.now, whose, work.others_tokens),
             false => WorkerCosts::default(),
         };
         let read = self
@@ -168,7 +168,7 @@ impl<'a> CandidateBuilder<'a> {
             active_tokens: work.active_tokens,
             overlap_blocks: overlap.blocks,
             overlap_by_tier: overlap.by_tier,
-            overlap_discount: worker.drift.discount(),
+            overlap_discount: worker.kv.drift.discount(),
             speculative_blocks: 0,
             // Without events the router does not learn when the prompt has been computed.
             underway_blocks: if current { sent.saturating_sub(overlap.blocks) } else { 0 },
@@ -180,10 +180,10 @@ impl<'a> CandidateBuilder<'a> {
                 .is_some_and(|bounds| can_take(worker, bounds, self.block_size, self.now)),
             fetch_min_tokens: self.fetches.map_or(0, |bounds| bounds.min_tokens),
             one_shot_within_ns: self.one_shot_within_ns(worker),
-            link_wait_ns: worker.fetches.incoming_ns(),
+            link_wait_ns: worker.transfer.fetches.incoming_ns(),
             readable_blocks: read.map_or(0, |found| found.blocks as u32),
             readable_pin: read.map_or(0, |found| found.pin()),
-            kv_format: worker.facts.kv_format(),
+            kv_format: worker.engine.facts.kv_format(),
             coefficients: costs.coefficients,
         };
         let believed = candidate.believed_blocks();
@@ -223,7 +223,7 @@ impl<'a> CandidateBuilder<'a> {
     fn work(&self, worker: &Worker, load: Option<&EngineLoad>) -> RankLoad {
         let reported = load.map_or(0, |load| load.running.unwrap_or(0) + load.waiting.unwrap_or(0));
         let others = worker.shim_report.others(self.now, self.busiest);
-        let work = booked_and(&worker.booked, others, reported);
+        let work = booked_and(&worker.load.booked, others, reported);
         match u64::from(worker.ranks.count()) {
             1 => work,
             ranks => RankLoad {

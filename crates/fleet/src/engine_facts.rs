@@ -148,12 +148,12 @@ impl EngineFacts {
 impl Worker {
     /// Whether both engines store KV alike, as far as they tell: in data type, layout and block size.
     pub fn stores_kv_as(&self, other: &Self) -> bool {
-        self.facts.kv_format().fits(other.facts.kv_format())
+        self.engine.facts.kv_format().fits(other.engine.facts.kv_format())
     }
 
     /// Whether the engine can take what `source` hands over, as far as both tell how they store KV.
     pub fn can_take_from(&self, source: &Self, connector: Connector) -> bool {
-        can_take(self.facts.kv_format(), source.facts.kv_format(), connector)
+        can_take(self.engine.facts.kv_format(), source.engine.facts.kv_format(), connector)
     }
 }
 

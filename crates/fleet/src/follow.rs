@@ -42,7 +42,7 @@ pub(super) fn follow(
     leading: WorkerSource,
 ) -> Tasks {
     let mut events = JoinSet::new();
-    if leading != WorkerSource::Shim && worker.facts.publishes() != Some(false) {
+    if leading != WorkerSource::Shim && worker.engine.facts.publishes() != Some(false) {
         let (cluster, pool, followed) =
             (Arc::clone(cluster), Arc::clone(&served.pool), worker.clone());
         let model: Arc<str> = served.name().into();
@@ -64,7 +64,7 @@ fn ask(
     let mut tasks = JoinSet::new();
     // The canary compares tokens, so it needs the router's tokenizer.
     let is_asked = served.config.canary.enabled && served.prompt.is_some();
-    worker.parity.set_asked(is_asked);
+    worker.kv.parity.set_asked(is_asked);
     if is_asked {
         let (cluster, served, asked) =
             (Arc::clone(cluster), Arc::clone(served), Arc::clone(worker));

@@ -40,11 +40,11 @@ pub(super) async fn run(served: Arc<ServedModel>) {
 fn end_times(roster: &Roster, slow_start: Duration, now: Instant) {
     for worker in roster.iter() {
         match worker.state() {
-            WorkerState::Warming if worker.lifecycle.age(now) >= slow_start => {
-                worker.lifecycle.change(Event::Warm, "it has been alive for long enough");
+            WorkerState::Warming if worker.health.lifecycle.age(now) >= slow_start => {
+                worker.health.lifecycle.change(Event::Warm, "it has been alive for long enough");
             }
-            WorkerState::Ejected if worker.ejections.is_over(now) => {
-                worker.lifecycle.change(Event::Readmit, "its time is over");
+            WorkerState::Ejected if worker.health.ejections.is_over(now) => {
+                worker.health.lifecycle.change(Event::Readmit, "its time is over");
             }
             _ => {}
         }
@@ -59,18 +59,18 @@ fn check_progress(roster: &Roster, worker: &Worker, local: bool, now: Instant) {
     let takes_its_place = |other: &Worker| {
         other.index != worker.index && other.config.role == role && other.state().takes_work()
     };
-    match worker.progress.stuck_for(now) {
+    match worker.health.progress.stuck_for(now) {
         Some(silent)
             if (role == Role::Prefill && local)
                 || roster.iter().any(|other| takes_its_place(other)) =>
         {
             let seconds = silent.as_secs_f64();
-            let legs = worker.booked.requests();
+            let legs = worker.load.booked.requests();
             let why = format!("no sign of work for {seconds:.1} s, although {legs} legs wait");
-            worker.lifecycle.change(Event::Stall, why);
+            worker.health.lifecycle.change(Event::Stall, why);
         }
         None if worker.state() == WorkerState::Stuck => {
-            worker.lifecycle.change(Event::Progress, "it shows work again, or no leg waits");
+            worker.health.lifecycle.change(Event::Progress, "it shows work again, or no leg waits");
         }
         Some(_) | None => {}
     }
@@ -85,13 +85,13 @@ fn look(roster: &Roster, config: &EjectionConfig, now: Instant) {
         for (worker, record) in workers.iter().zip(&records) {
             let well = record.failed == 0 && record.legs >= config.requests_min;
             if well && !record.ejected {
-                worker.ejections.forget();
+                worker.health.ejections.forget();
             }
         }
         for (index, cause) in outliers(&records, config) {
             let Some(worker) = roster.get(index) else { continue };
-            if worker.lifecycle.change(Event::Eject, cause.name()) {
-                worker.ejections.begin(now, |times| lasts(config, times));
+            if worker.health.lifecycle.change(Event::Eject, cause.name()) {
+                worker.health.ejections.begin(now, |times| lasts(config, times));
             }
         }
     }
@@ -100,7 +100,7 @@ fn look(roster: &Roster, config: &EjectionConfig, now: Instant) {
 fn record(worker: &Worker) -> Record {
     let state = worker.state();
     let (ejected, takes_work) = (state == WorkerState::Ejected, state.takes_work());
-    Record { worker: worker.index, ejected, takes_work, ..worker.outcomes.take() }
+    Record { worker: worker.index, ejected, takes_work, ..worker.health.outcomes.take() }
 }
 
 #[cfg(test)]
@@ -173,8 +173,8 @@ models:
             worker
         });
         for _ in 0..3 {
-            sick.outcomes.ended(true);
-            well.outcomes.ended(false);
+            sick.health.outcomes.ended(true);
+            well.health.outcomes.ended(false);
         }
         // Each reload starts the task again, which looks at the workers at once.
         for _ in 0..2 {

@@ -86,7 +86,7 @@ impl IndexPart {
     /// Marks this part of the index as complete and current.
     pub fn mark_complete(&self) {
         self.set_current(true);
-        self.worker.event_stats.record_event_time();
+        self.worker.kv.event_stats.record_event_time();
         if self.worker.events_are_current() {
             self.worker.set_synced();
         }
@@ -175,7 +175,7 @@ impl IndexPart {
 
     /// Records cache groups that are not followed.
     fn add_other_groups(&self, groups: OtherGroups) {
-        if let Some(groups) = self.worker.event_stats.add_other_groups(groups) {
+        if let Some(groups) = self.worker.kv.event_stats.add_other_groups(groups) {
             let (model, worker) = (self.worker.model(), self.worker.id());
             tracing::warn!(
                 model,
@@ -188,7 +188,7 @@ impl IndexPart {
 
     /// Counts the results of applying a number of events.
     pub fn note(&mut self, events: usize, sum: AppliedBlocks) {
-        self.worker.event_stats.applied(events, &sum);
+        self.worker.kv.event_stats.applied(events, &sum);
         if sum.over_limit > 0 {
             self.truncated.get_or_insert_with(Instant::now);
             self.worker.ranks.set_truncated(self.rank, true);
@@ -268,7 +268,7 @@ impl IndexPart {
         self.rebuilt.push_back(now);
         let is_recent = |first: &Instant| now.duration_since(*first) < OFTEN;
         if self.rebuilt.len() == OFTEN_REBUILDS && self.rebuilt.front().is_some_and(is_recent) {
-            self.worker.event_stats.record_frequent_rebuild(now, reason);
+            self.worker.kv.event_stats.record_frequent_rebuild(now, reason);
         }
     }
 

@@ -47,7 +47,7 @@ pub(super) async fn run(
     worker: Arc<Worker>,
 ) {
     pool.block_size_known().await;
-    let mut publications = worker.facts.follow_publication();
+    let mut publications = worker.engine.facts.follow_publication();
     let mut ranks = Vec::new();
     loop {
         let known = publications.borrow_and_update().clone();
@@ -155,18 +155,18 @@ async fn follow_ranks(
 fn admits(cluster: &Cluster, worker: &Worker, source: &EventSource) -> Option<AddressFilter> {
     let networks = cluster.networks.clone();
     // The host of a listed worker is allowed too, if it is an IP address.
-    let own = literal(worker.authority.host()).filter(|_| !worker.guarded);
+    let own = literal(worker.address.authority.host()).filter(|_| !worker.address.guarded);
     is_guarded(worker, source)
         .then(|| AddressFilter::new(move |ip| networks.admit(ip) || own == Some(ip)))
 }
 
 fn is_guarded(worker: &Worker, source: &EventSource) -> bool {
-    let host = worker.authority.host();
+    let host = worker.address.authority.host();
     let mut endpoints = [Some(&source.events), source.replay.as_ref()].into_iter().flatten();
-    match worker.facts.asks_for_events() {
+    match worker.engine.facts.asks_for_events() {
         // An engine must not make the router connect to other hosts.
-        true => worker.guarded || endpoints.any(|endpoint| endpoint.host() != host),
-        false => worker.guards_events,
+        true => worker.address.guarded || endpoints.any(|endpoint| endpoint.host() != host),
+        false => worker.address.guards_events,
     }
 }
 
@@ -189,7 +189,7 @@ async fn follow(
         let replays = subscription.clone();
         let following = subscription.run(sink, CancellationToken::new());
         // Requests to resynchronise that were made earlier are fulfilled by starting here.
-        let mut requests = intake.part.worker.resync.requests();
+        let mut requests = intake.part.worker.kv.resync.requests();
         // What the index held before may be outdated.
         intake.part.forget();
         intake.oldest_batch = None;
@@ -258,7 +258,7 @@ impl Intake {
                 self.is_replayed = true;
                 self.part.set_current(false);
                 // A worker that comes back may run another version of the engine.
-                worker.parity.forget();
+                worker.kv.parity.forget();
                 if self.part.may_log("disconnected") {
                     let (rank, endpoint) = (self.source.rank, &self.source.events);
                     tracing::warn!(
@@ -315,7 +315,7 @@ impl Intake {
         self.part.observe(batch.events.len(), made_s);
         if let Some(rank) = batch.rank.filter(|rank| self.is_of_another_rank(*rank)) {
             // Requests that are pinned to this rank would not find these blocks.
-            self.part.worker.event_stats.of_other_rank(batch.events.len());
+            self.part.worker.kv.event_stats.of_other_rank(batch.events.len());
             self.part.count_rejected("rank", batch.events.len());
             if self.part.may_log("rank") {
                 let (model, worker) = (self.part.worker.model(), self.part.worker.id());

@@ -27,19 +27,19 @@ pub(super) async fn learn(
     load: &EngineLoad,
     patience: Duration,
 ) -> bool {
-    let models = ask(served, worker, worker.engine.paths().models, patience).await;
+    let models = ask(served, worker, worker.engine.kind.paths().models, patience).await;
     let events = learn_events(served, worker, patience).await;
     let (Some(models), Some(events)) = (models, events) else {
         // An engine that does not say where it publishes is not waited for.
-        if worker.facts.publishes().is_none() {
+        if worker.engine.facts.publishes().is_none() {
             worker.set_synced();
         }
         return false;
     };
     learn_models(served, worker, &models);
-    if worker.facts.set_publication(events) {
+    if worker.engine.facts.set_publication(events) {
         // What agreed with the router may have been another process.
-        worker.parity.forget();
+        worker.kv.parity.forget();
         tell_events(worker);
     }
     let expects_nixl = served.config.connector.is_pulled();
@@ -81,12 +81,13 @@ async fn ask(
 /// Learns the longest sequence, which engines report as `max_model_len` of each model that it serves.
 fn learn_models(served: &ServedModel, worker: &Worker, reply: &WholeReply) {
     let text = std::str::from_utf8(&reply.body).unwrap_or_default();
-    let Some(models) = worker.engine.served_models(text).filter(|_| reply.status == 200) else {
+    let Some(models) = worker.engine.kind.served_models(text).filter(|_| reply.status == 200)
+    else {
         return;
     };
     // An engine that does not report a limit is not asked again.
     let said = models.iter().filter_map(|model| model.context_tokens).min();
-    worker.facts.set_context_tokens(said.unwrap_or(u32::MAX));
+    worker.engine.facts.set_context_tokens(said.unwrap_or(u32::MAX));
     if !models.iter().any(|model| model.name == served.name()) {
         let shown = |name: &str| name.chars().take(NAME_MAX_CHARS).collect::<String>();
         let serves: Vec<_> = models.iter().map(|model| shown(&model.name)).take(8).collect();
@@ -105,14 +106,14 @@ async fn learn_events(
     worker: &Worker,
     patience: Duration,
 ) -> Option<Publication> {
-    if !worker.facts.asks_for_events() {
+    if !worker.engine.facts.asks_for_events() {
         return Some(Publication::Nowhere);
     }
-    let reply = ask(served, worker, worker.engine.paths().event_sources, patience).await?;
+    let reply = ask(served, worker, worker.engine.kind.paths().event_sources, patience).await?;
     let text = std::str::from_utf8(&reply.body).unwrap_or_default();
-    let host = worker.authority.host();
+    let host = worker.address.authority.host();
     let sources = match reply.status {
-        200 => worker.engine.event_sources(text, host),
+        200 => worker.engine.kind.event_sources(text, host),
         // Older versions do not have the path.
         _ => Ok(Vec::new()),
     };
@@ -135,7 +136,7 @@ async fn learn_events(
 }
 
 fn tell_events(worker: &Worker) {
-    match worker.facts.publisher() {
+    match worker.engine.facts.publisher() {
         Some(kv_events) => {
             let (model, worker) = (worker.model(), worker.id());
             tracing::info!(model, worker, kv_events, "the engine says where it publishes");

@@ -184,13 +184,13 @@ impl Fleet {
             if same_pool {
                 member.worker.set_breakers(served.config.breaker);
                 let costs = member.worker.config.costs.unwrap_or(served.config.costs);
-                member.worker.costs.set_prior(costs.into());
+                member.worker.load.costs.set_prior(costs.into());
                 member.worker.set_slow_start(served.config.health.slow_start);
                 member.tasks.ask_anew(&self.cluster, served, &member.worker, member.leading);
             } else {
                 let config = member.worker.config.clone();
                 let (before, leading) = (&member.worker, member.leading);
-                let authority = before.authority.clone();
+                let authority = before.address.authority.clone();
                 let (worker, tasks) = self.let_in(served, config, authority, leading, Some(before));
                 let claims = member.claims.clone();
                 let entered = Member { claims, leading, worker, tasks };
@@ -259,7 +259,7 @@ impl Fleet {
     pub fn name_at(&self, model: &str, address: &Authority) -> Option<String> {
         let models = self.models();
         let mut members = models.get(model)?.by_id.iter();
-        let found = members.find(|(_, member)| member.worker.authority == *address);
+        let found = members.find(|(_, member)| member.worker.address.authority == *address);
         found.map(|(id, _)| id.clone())
     }
 
@@ -439,8 +439,8 @@ impl Fleet {
             let worker = worker.with_engine(served.config.connector.engine());
             let worker = worker.with_guard(!written_down, !events_written_down);
             let costs = worker.config.costs.unwrap_or(served.config.costs);
-            worker.costs.set_prior(costs.into());
-            worker.costs.notify_when_freed(served.pool.waiting.freed());
+            worker.load.costs.set_prior(costs.into());
+            worker.load.costs.notify_when_freed(served.pool.waiting.freed());
             let worker = worker.watched(served.name(), health, transitions);
             let worker = worker.with_counts(served.name(), &self.cluster.metrics);
             let worker =
@@ -464,7 +464,7 @@ impl Fleet {
 
     fn let_go(&self, served: &ServedModel, member: &Member) {
         let Member { worker, .. } = member;
-        worker.lifecycle.change(Event::Leave, "no source reports the worker any more");
+        worker.health.lifecycle.change(Event::Leave, "no source reports the worker any more");
         served.pool.leave(worker);
     }
 
@@ -509,7 +509,7 @@ impl Members {
         if self.by_id.contains_key(id) {
             return Some(id);
         }
-        let same = |(_, member): &(&String, &Member)| member.worker.authority == *address;
+        let same = |(_, member): &(&String, &Member)| member.worker.address.authority == *address;
         self.by_id.iter().find(same).map(|(id, _)| id.as_str())
     }
 

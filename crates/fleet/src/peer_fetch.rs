@@ -32,7 +32,7 @@ pub fn has_room(worker: &Worker, now: Instant) -> bool {
 pub fn can_take(worker: &Worker, bounds: FetchBounds, block_size: u32, now: Instant) -> bool {
     has_block_size(worker, block_size)
         && !worker.ranks.are_chosen_by_the_engine()
-        && worker.fetches.may_take(bounds, now)
+        && worker.transfer.fetches.may_take(bounds, now)
         && has_room(worker, now)
 }
 
@@ -41,14 +41,14 @@ pub fn can_take(worker: &Worker, bounds: FetchBounds, block_size: u32, now: Inst
 /// flag would never answer, and keep the blocks.
 pub fn takes_prefixes(worker: &Worker, now: Instant) -> bool {
     worker.takes_part_in_kv_routing()
-        && worker.read_back.keeps_for_read_back() == Some(true)
-        && worker.read_back.may_read(now)
+        && worker.transfer.read_back.keeps_for_read_back() == Some(true)
+        && worker.transfer.read_back.may_read(now)
         && has_room(worker, now)
 }
 
 /// The engine's block size is not known to be another one.
 fn has_block_size(worker: &Worker, block_size: u32) -> bool {
-    worker.facts.block_size().is_none_or(|tokens| tokens == block_size)
+    worker.engine.facts.block_size().is_none_or(|tokens| tokens == block_size)
 }
 
 /// The leg whose circuit breaker also counts failures of the worker as a source.
@@ -80,9 +80,9 @@ pub(super) fn list_sources(
             if !enough(overlap.blocks) || !worker.overlap_is_believed(rank) {
                 continue;
             }
-            let seen = worker.costs.seen(now, RankScope::Rank(rank), 0);
-            let wait_ns = seen.wait_ns.saturating_add(worker.fetches.outgoing_ns());
-            let kv_format = worker.facts.kv_format();
+            let seen = worker.load.costs.seen(now, RankScope::Rank(rank), 0);
+            let wait_ns = seen.wait_ns.saturating_add(worker.transfer.fetches.outgoing_ns());
+            let kv_format = worker.engine.facts.kv_format();
             // Without the blocks in its slower tiers, a worker can send at once.
             for (blocks, load) in loads(overlap.by_tier, &seen.coefficients, block_size) {
                 if enough(blocks) {
@@ -105,9 +105,9 @@ pub fn is_able_to_send(worker: &Worker, block_size: u32) -> bool {
 /// Whether a worker can send a further prefix now.
 pub fn can_send(worker: &Worker, bounds: FetchBounds, block_size: u32, now: Instant) -> bool {
     is_able_to_send(worker, block_size)
-        && worker.drift.discount() <= 0.0
+        && worker.kv.drift.discount() <= 0.0
         && worker.is_available(leg_of(worker), now)
-        && worker.fetches.may_send(bounds, now)
+        && worker.transfer.fetches.may_send(bounds, now)
 }
 
 #[cfg(test)]

@@ -194,14 +194,14 @@ impl Pool {
 
     /// The longest sequence, in tokens, that every worker that has reported its limit accepts.
     pub fn context_tokens(&self) -> Option<u32> {
-        self.roster.load().iter().filter_map(|worker| worker.facts.context_tokens()).min()
+        self.roster.load().iter().filter_map(|worker| worker.engine.facts.context_tokens()).min()
     }
 
     /// The longest sequence, in tokens, that any worker accepts; `None` if one has not reported its
     /// limit, or reports none.
     pub fn longest_context_tokens(&self) -> Option<u32> {
         let roster = self.roster.load();
-        let reported = roster.iter().map(|worker| worker.facts.context_tokens());
+        let reported = roster.iter().map(|worker| worker.engine.facts.context_tokens());
         let longest = reported.collect::<Option<Vec<u32>>>()?.into_iter().max();
         longest.filter(|tokens| *tokens < u32::MAX)
     }
@@ -276,7 +276,7 @@ impl Pool {
     pub fn workers_too_late(&self, left: Duration, now: Instant) -> Vec<Exclusion> {
         let roster = self.roster.load();
         let able = roster.iter().filter(|worker| worker.serves(Leg::Decode));
-        let late = able.filter(|worker| worker.pace.wait(worker.waiting(now)) > left);
+        let late = able.filter(|worker| worker.load.pace.wait(worker.waiting(now)) > left);
         late.map(|worker| Exclusion::new(worker.index, VetoReason::Lease)).collect()
     }
 
@@ -389,9 +389,9 @@ mod tests {
         before.record_restart();
         let after = replace(&before, "w:1");
         let last = replace(&after, "w:1");
-        pool.change_engine(&before, |worker| worker.push.strand());
+        pool.change_engine(&before, |worker| worker.transfer.push.strand());
         pool.change_engine(&after, |worker| worker.quarantine("a test"));
-        assert_eq!((last.push.stranded(), last.is_quarantined()), (1, true));
+        assert_eq!((last.transfer.push.stranded(), last.is_quarantined()), (1, true));
         last.record_restart();
         pool.change_engine(&before, |worker| worker.quarantine("a test"));
         assert!(!last.is_quarantined(), "its engine is another process");
@@ -441,11 +441,11 @@ mod tests {
         worker.set_events_current(false);
         assert_eq!(overlap(), 0);
         worker.set_events_current(true);
-        worker.parity.set_asked(true);
+        worker.kv.parity.set_asked(true);
         assert_eq!(overlap(), 0, "not asked yet");
-        worker.parity.record(0, Parity::Ok);
+        worker.kv.parity.record(0, Parity::Ok);
         assert_eq!(overlap(), 1);
-        worker.parity.record(0, Parity::Mismatch(Cause::Template));
+        worker.kv.parity.record(0, Parity::Mismatch(Cause::Template));
         assert_eq!(overlap(), 0);
     }
 

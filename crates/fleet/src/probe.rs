@@ -34,7 +34,7 @@ pub async fn run(served: Arc<ServedModel>, worker: Arc<Worker>) {
         }
         match ask(&worker, &served.client, config.probe_timeout).await {
             Ok(load) => {
-                if worker.presence.reports(&load) {
+                if worker.health.presence.reports(&load) {
                     worker.record_restart();
                 }
                 if let Some(tokens) = load.block_size {
@@ -90,20 +90,20 @@ fn tell_block_size(served: &ServedModel, worker: &Worker, tokens: u32, differed:
 /// Records how an engine stores KV, and logs that KV cannot move between it and others.
 fn tell_kv_format(served: &ServedModel, worker: &Worker, load: &EngineLoad) {
     let (dtype, layout) = (load.kv_dtype.clone(), load.kv_layout.clone());
-    if !worker.facts.set_kv_names(KvNames { dtype, layout }) {
+    if !worker.engine.facts.set_kv_names(KvNames { dtype, layout }) {
         return;
     }
     let roster = served.pool.roster();
     if let Some(other) = roster.iter().find(|other| !worker.stores_kv_as(other)) {
-        let (own, others) = (worker.facts.kv_names(), other.facts.kv_names());
+        let (own, others) = (worker.engine.facts.kv_names(), other.engine.facts.kv_names());
         tracing::error!(
             model = served.name(),
             worker = worker.id(),
             other = other.id(),
             ?own,
             ?others,
-            block_size = worker.facts.block_size(),
-            others_block_size = other.facts.block_size(),
+            block_size = worker.engine.facts.block_size(),
+            others_block_size = other.engine.facts.block_size(),
             "these engines store KV in another data type, layout or block size: none moves between \
              them, or in one direction only. Start all engines of the model with the same \
              --kv-cache-dtype, KV layout and --block-size"
@@ -117,8 +117,8 @@ async fn ask(
     client: &EngineClient,
     patience: Duration,
 ) -> Result<EngineLoad, Error> {
-    let get = client.get(worker, worker.engine.paths().metrics, REPORT_MAX_BYTES);
+    let get = client.get(worker, worker.engine.kind.paths().metrics, REPORT_MAX_BYTES);
     let asked = tokio::time::timeout(patience, get).await;
     let late = |_| Error::new(ErrorKind::EngineTimeout, "no reply to /metrics in time");
-    Ok(worker.engine.load(asked.map_err(late)??.as_bytes()))
+    Ok(worker.engine.kind.load(asked.map_err(late)??.as_bytes()))
 }

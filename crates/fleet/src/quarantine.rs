@@ -55,7 +55,7 @@ impl Worker {
 
     /// Whether the worker is drained because its shim leaves.
     pub fn is_drained_for_shim(&self) -> bool {
-        self.drain_causes.has(SHIM)
+        self.health.drain_causes.has(SHIM)
     }
 
     /// Takes back a worker that its shim has drained, unless it is drained for another reason.
@@ -71,7 +71,7 @@ impl Worker {
 
     /// Whether the worker's cache may hold KV of other tokens.
     pub fn is_quarantined(&self) -> bool {
-        self.drain_causes.has(QUARANTINE)
+        self.health.drain_causes.has(QUARANTINE)
     }
 
     /// Ends a quarantine. The worker stays drained if it is for another reason.
@@ -81,10 +81,10 @@ impl Worker {
 
     /// Takes over the drain of the worker that this one replaces.
     pub(super) fn take_over_drain(&self, before: &Self, why: impl Display) {
-        let causes = before.drain_causes.causes.load(Relaxed);
+        let causes = before.health.drain_causes.causes.load(Relaxed);
         match causes & QUARANTINE == 0 {
             true => self.drain_for(causes, why),
-            false => self.drain_for(causes, before.lifecycle.since().why),
+            false => self.drain_for(causes, before.health.lifecycle.since().why),
         };
     }
 
@@ -100,12 +100,12 @@ impl Worker {
     /// Changes the causes, and the worker's state accordingly, in one step: otherwise a drain that
     /// begins while another one ends would be lost. Returns whether the state changed.
     fn change_drain(&self, change: impl FnOnce(u8) -> u8, why: impl Display) -> bool {
-        let DrainCauses { causes, changing } = &self.drain_causes;
+        let DrainCauses { causes, changing } = &self.health.drain_causes;
         // A poisoned lock is still used: it guards no value of its own.
         let _changing = changing.lock().unwrap_or_else(PoisonError::into_inner);
         let after = change(causes.load(Relaxed));
         causes.store(after, Relaxed);
-        self.lifecycle.change(if after == 0 { Event::Undrain } else { Event::Drain }, why)
+        self.health.lifecycle.change(if after == 0 { Event::Undrain } else { Event::Drain }, why)
     }
 }
 

@@ -54,7 +54,7 @@ impl PinPayload {
     /// in its place has none of them, and an engine that is to release them there waits for the process
     /// that is gone.
     fn is_there(&self) -> bool {
-        self.holder.presence.restarts() == self.process
+        self.holder.health.presence.restarts() == self.process
     }
 
     /// Whether a prefill leg may read the blocks now. A holder that gets no new work gets no new readers
@@ -83,12 +83,12 @@ impl ReadablePins<'_> {
     /// The pin that this worker can read. A worker does not read from itself, so it may be another
     /// pin than the best one.
     pub(crate) fn for_reader(&self, now: Instant, reader: &Worker) -> Option<ReadablePin> {
-        let can_read = reader.read_back.may_read(now) && has_room(reader, now);
+        let can_read = reader.transfer.read_back.may_read(now) && has_room(reader, now);
         if !reader.takes_part_in_kv_routing() || !can_read {
             return None;
         }
-        let is_possible =
-            self.best.holder != reader.index && self.best_format.fits(reader.facts.kv_format());
+        let is_possible = self.best.holder != reader.index
+            && self.best_format.fits(reader.engine.facts.kv_format());
         match is_possible {
             true => Some(self.best),
             false => self.read_back.find(now, self.prompt, reader),
@@ -129,14 +129,14 @@ impl ReadBack {
         let store = self.store();
         let best = store.find(now, prompt, is_kept)?;
         let holder = store.payload(best).map(|kept| &kept.holder);
-        let best_format = holder.map(|holder| holder.facts.kv_format()).unwrap_or_default();
+        let best_format = holder.map(|holder| holder.engine.facts.kv_format()).unwrap_or_default();
         Some(ReadablePins { read_back: self, prompt, best, best_format })
     }
 
     /// What a prefill leg on `reader` can read of a prompt, given as the hashes of its leading blocks
     /// without the last token.
     pub fn find(&self, now: Instant, prompt: &[BlockHash], reader: &Worker) -> Option<ReadablePin> {
-        let can_read = reader.read_back.may_read(now) && has_room(reader, now);
+        let can_read = reader.transfer.read_back.may_read(now) && has_room(reader, now);
         if prompt.is_empty() || self.is_distrusted() || !can_read {
             return None;
         }

@@ -29,7 +29,7 @@ pub fn check_reply(
         return;
     }
     check_usage(served, worker, has_usage);
-    let audit = &worker.usage_stats;
+    let audit = &worker.kv.usage_stats;
     // A leg that receives KV may count transferred tokens as cached.
     if leg.receives {
         return;
@@ -51,7 +51,7 @@ pub fn check_reply(
 /// one. Of replies without a prefix cache, such as embeddings, this is all that is expected.
 pub fn check_usage(served: &ServedModel, worker: &Worker, has_usage: bool) {
     if !worker.gone.is_cancelled() {
-        count(served, worker, &worker.usage_stats.usage, "usage", has_usage);
+        count(served, worker, &worker.kv.usage_stats.usage, "usage", has_usage);
     }
 }
 
@@ -87,7 +87,7 @@ fn compare(
     let blocks = f64::from(estimate.abs_diff(engine)) / f64::from(block_size);
     let direction = if estimate > engine { "over" } else { "under" };
     served.series.cached_tokens_compared(metrics, served.name(), direction, blocks);
-    if worker.usage_stats.compare(epoch, block_size, estimate, engine) {
+    if worker.kv.usage_stats.compare(epoch, block_size, estimate, engine) {
         act_on_drift(served, worker);
     }
 }
@@ -99,7 +99,7 @@ fn count(
     figure: &'static str,
     reported: bool,
 ) {
-    worker.series.reported(figure, reported);
+    worker.counts.series.reported(figure, reported);
     if reporting.count(reported) {
         tracing::warn!(
             model = served.name(),
@@ -115,11 +115,11 @@ fn count(
 /// Reacts to the drift of a worker after a comparison.
 fn act_on_drift(served: &ServedModel, worker: &Worker) {
     let config = &served.config.drift;
-    if !config.enabled || worker.drift.has_given_up() {
+    if !config.enabled || worker.kv.drift.has_given_up() {
         return;
     }
-    let measured = worker.usage_stats.measured();
-    let decision = worker.drift.decide(config, &measured, Instant::now());
+    let measured = worker.kv.usage_stats.measured();
+    let decision = worker.kv.drift.decide(config, &measured, Instant::now());
     let Measurements { samples, over_blocks, under_blocks, .. } = measured;
     let (model, id) = (served.name(), worker.id());
     match decision.reaction {
@@ -136,12 +136,12 @@ fn act_on_drift(served: &ServedModel, worker: &Worker) {
                 "the worker's cached_tokens are not what the index promises: its KV events are \
                  read again"
             );
-            let past = worker.drift.view();
+            let past = worker.kv.drift.view();
             // The next step would be to give the worker up. An index of the batches that the engine
             // still has is better than that.
             let is_last_resort =
                 direction == Direction::Over && past.over_resyncs >= config.resyncs_max;
-            worker.resync.request(ResyncRequest { reason: RESYNC_REASON, is_last_resort });
+            worker.kv.resync.request(ResyncRequest { reason: RESYNC_REASON, is_last_resort });
         }
         DriftReaction::Exclude => tracing::error!(
             model,

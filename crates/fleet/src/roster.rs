@@ -20,7 +20,7 @@ impl Roster {
     /// A roster of these workers, which must be ordered by number.
     pub fn new(workers: Vec<Arc<Worker>>) -> Self {
         debug_assert!(workers.is_sorted_by_key(|worker| worker.index), "ordered by number");
-        let hosts = Hosts::new(workers.iter().map(|worker| &worker.authority));
+        let hosts = Hosts::new(workers.iter().map(|worker| &worker.address.authority));
         Self { workers, hosts }
     }
 

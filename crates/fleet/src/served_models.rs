@@ -76,7 +76,8 @@ impl ServedModel {
     ) -> Result<(), Error> {
         let networks = &self.config.hand_off_networks;
         // The worker itself may have left the fleet since the prefill leg was sent.
-        let own = || Hosts::new([&worker.authority].into_iter()).admit(host, peer, networks);
+        let own =
+            || Hosts::new([&worker.address.authority].into_iter()).admit(host, peer, networks);
         if self.pool.roster().hosts.admit(host, peer, networks) || own() {
             return Ok(());
         }

@@ -251,7 +251,8 @@ impl WaitingQueues {
             let to_compute = query.prompt_tokens.saturating_sub(held);
             let Waiter { asked, reply } = release.item.key.as_ref();
             let rank = chosen.rank;
-            let work = worker.costs.begin(now, rank, to_compute, held, !asked.observes_prefill_end);
+            let work =
+                worker.load.costs.begin(now, rank, to_compute, held, !asked.observes_prefill_end);
             let work = work.loading(chosen.overlap_by_tier, query.block_size);
             let work = work.reading(available_prefix.read_tokens);
             let booking = worker.book(rank, to_compute, query.prompt_tokens);
@@ -396,7 +397,7 @@ mod tests {
         let config = serde_json::from_str(config).unwrap();
         let worker = pool.enter(|number| Worker::new(number, config, "w:1".parse().unwrap()));
         worker.set_up(true, "it is up");
-        let work = worker.costs.begin(Instant::now(), None, 1_000_000, 0, false);
+        let work = worker.load.costs.begin(Instant::now(), None, 1_000_000, 0, false);
         let booking = worker.book(None, 0, 0).with_work(work);
         (worker, booking)
     }

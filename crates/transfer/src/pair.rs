@@ -244,5 +244,5 @@ impl Pair {
 /// The bootstrap server of a prefill worker.
 fn bootstrap(worker: &Worker) -> Result<&Bootstrap, Error> {
     let malformed = || Error::new(ErrorKind::Internal, "a bootstrap server's address is malformed");
-    worker.bootstrap.as_ref().ok_or_else(malformed)
+    worker.transfer.bootstrap.as_ref().ok_or_else(malformed)
 }

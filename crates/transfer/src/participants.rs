@@ -15,7 +15,7 @@ pub fn without_hand_offs(served: &ServedModel, endpoint: Endpoint, now: Instant)
     if !served.config.connector.is_pulled() || !dialect.names_events() {
         return Vec::new();
     }
-    let misses = |worker: &&Worker| !worker.missing_hand_offs.may_come(dialect, now);
+    let misses = |worker: &&Worker| !worker.transfer.missing_hand_offs.may_come(dialect, now);
     let roster = served.pool.roster();
     let missing = roster.iter().map(|worker| &**worker).filter(misses);
     missing.map(|worker| Exclusion::new(worker.index, VetoReason::NoHandOff)).collect()

@@ -152,7 +152,7 @@ impl<'a> Steps<'a> {
         self.put_threshold(&mut asked, source, least);
         let asked = bodies::prefill(&asked, ENDPOINT, PrefillParams::Pulled)
             .map_err(|_| PeerFetchOutcome::Failed)?;
-        let epoch = source.usage_stats.epoch();
+        let epoch = source.kv.usage_stats.epoch();
         let _asked = source.book(self.workers.source_rank, 1, u64::from(tokens));
         let rank = self.workers.source_rank.map(u32::from);
         let pinned = LegHeaders { rank, prefill_tokens: Some(1), ..leg_headers.clone() };

@@ -79,7 +79,7 @@ pub fn read_pinned(
     let kv = match PinnedKv::from_reply(reply.raw("kv_transfer_params").unwrap_or("null")) {
         Ok(Some(kv)) => kv,
         Ok(None) => {
-            if shows_absence && holder.read_back.set_keeps_for_read_back(false) {
+            if shows_absence && holder.transfer.read_back.set_keeps_for_read_back(false) {
                 let what = "the engine keeps nothing pinned after a decode leg: without \
                             bidirectional_kv_xfer it takes part in no read-back and takes no prefix \
                             in one shot";
@@ -92,7 +92,7 @@ pub fn read_pinned(
             return None;
         }
     };
-    if holder.read_back.set_keeps_for_read_back(true) {
+    if holder.transfer.read_back.set_keeps_for_read_back(true) {
         tracing::info!(model, worker, "the engine has bidirectional_kv_xfer");
     }
     // A prefill engine would connect to that host.

@@ -159,8 +159,8 @@ impl Repair {
         leg_headers: LegHeaders,
     ) -> Self {
         let restarts = Restarts {
-            prefill: leg.prefill.presence.restarts(),
-            decode: leg.decode.presence.restarts(),
+            prefill: leg.prefill.health.presence.restarts(),
+            decode: leg.decode.health.presence.restarts(),
         };
         let leg = Arc::new(SentPrefill { leg, restarts });
         Self { cluster, leg, registration, leg_headers, progress: Progress::Failed }
@@ -304,7 +304,7 @@ impl SentPrefill {
             down_since = down_since.filter(|_| is_down).or(is_down.then(Instant::now));
             tokio::time::sleep(pause).await;
             let is_dead = down_since.is_some_and(|at| at.elapsed() >= self.served.config.lease);
-            let is_another = self.prefill.presence.restarts() != self.restarts.prefill;
+            let is_another = self.prefill.health.presence.restarts() != self.restarts.prefill;
             if is_dead || is_another || Instant::now() >= deadline {
                 return self.left();
             }
@@ -318,12 +318,12 @@ impl SentPrefill {
     async fn still_runs(&self, until: Instant) -> bool {
         let (worker, since) = (&self.prefill, std::time::Instant::now());
         while Instant::now() < until && !worker.has_reported_since(since) {
-            if worker.presence.restarts() != self.restarts.prefill || fails_probes(worker) {
+            if worker.health.presence.restarts() != self.restarts.prefill || fails_probes(worker) {
                 return false;
             }
             tokio::time::sleep(CHECK_EVERY).await;
         }
-        worker.presence.restarts() == self.restarts.prefill
+        worker.health.presence.restarts() == self.restarts.prefill
     }
 
     /// Sends the leg again.
@@ -333,7 +333,7 @@ impl SentPrefill {
         let shape = Shape::whole(self.endpoint);
         Box::pin(async move {
             // Many legs that failed together must not be too much for an engine that comes back.
-            let _permit = worker.presence.resends.acquire().await;
+            let _permit = worker.health.presence.resends.acquire().await;
             let leg = LegRequest {
                 client: &served.client,
                 worker: &worker,
@@ -350,7 +350,7 @@ impl SentPrefill {
     async fn decode_gone(&self) {
         let is_there = || {
             let fails = self.pushes.is_none() && fails_probes(&self.decode);
-            self.decode.presence.restarts() == self.restarts.decode && !fails
+            self.decode.health.presence.restarts() == self.restarts.decode && !fails
         };
         while is_there() {
             tokio::time::sleep(CHECK_EVERY).await;
@@ -381,7 +381,7 @@ impl SentPrefill {
         if outcome != STRANDED {
             return;
         }
-        self.served.pool.change_engine(&self.decode, |worker| worker.push.strand());
+        self.served.pool.change_engine(&self.decode, |worker| worker.transfer.push.strand());
         if self.served.stranded.may_log() {
             tracing::warn!(
                 model = self.served.name(),
@@ -398,5 +398,5 @@ impl SentPrefill {
 
 /// Whether a worker's probes fail. A worker that has left the fleet is not probed.
 fn fails_probes(worker: &Worker) -> bool {
-    worker.presence.fails_probes() && !worker.gone.is_cancelled()
+    worker.health.presence.fails_probes() && !worker.gone.is_cancelled()
 }

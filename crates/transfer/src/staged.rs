@@ -145,7 +145,7 @@ impl Staged {
             let can_take = from.is_none_or(|from| worker.can_take_from(from, connector));
             worker.serves(Leg::Decode) && worker.is_up() && is_other && can_take
         });
-        able.min_by_key(|worker| worker.booked.active_tokens()).cloned()
+        able.min_by_key(|worker| worker.load.booked.active_tokens()).cloned()
     }
 }
 

@@ -104,6 +104,12 @@ pub struct CostsView {
     pub busy_share: f64,
 }
 
+impl Default for Costs {
+    fn default() -> Self {
+        Self::new(Coefficients::default())
+    }
+}
+
 impl Costs {
     /// A cost model that starts with the configured coefficients.
     pub fn new(prior: Coefficients) -> Self {

@@ -55,7 +55,7 @@ pub(super) async fn add(
     let publisher = worker.written_events();
     let twin = before.iter().find(|other| {
         publisher.is_some()
-            && other.facts.publisher().as_deref() == publisher
+            && other.engine.facts.publisher().as_deref() == publisher
             && other.id() != worker.id
             && other.config.url != worker.url
     });

@@ -252,11 +252,11 @@ fn observe_worker(core: &Core, served: &ServedModel, worker: &Worker) {
         metrics.worker_breaker_open.with_label_values(&labels).set(open.into());
     }
     let breaker = [model, worker.id(), role, TOKENIZER];
-    let open = worker.endpoint_support.breaker.is_open();
+    let open = worker.engine.endpoint_support.breaker.is_open();
     metrics.worker_breaker_open.with_label_values(&breaker).set(open.into());
-    let requests = i64::from(worker.booked.requests());
+    let requests = i64::from(worker.load.booked.requests());
     metrics.worker_requests.with_label_values(&labels).set(requests);
-    let tokens = worker.booked.prefill_tokens() as i64;
+    let tokens = worker.load.booked.prefill_tokens() as i64;
     metrics.worker_prefill_tokens.with_label_values(&labels).set(tokens);
     // If so configured, reports come less often than decisions need them.
     let shims = core.serving().config.fleet.load_interval;
@@ -270,7 +270,7 @@ fn observe_worker(core: &Core, served: &ServedModel, worker: &Worker) {
     ] {
         show(&metrics.worker_kv_blocks, &[model, worker.id(), role, state], blocks);
     }
-    let audit = worker.usage_stats.view();
+    let audit = worker.kv.usage_stats.view();
     for (direction, blocks) in
         [("over", audit.drift_over_blocks), ("under", audit.drift_under_blocks)]
     {
@@ -282,10 +282,10 @@ fn observe_index(core: &Core, served: &ServedModel, worker: &Worker) {
     let metrics = &core.metrics;
     let labels = [served.name(), worker.id()];
     let discount = metrics.worker_overlap_discount_ratio.with_label_values(&labels[..2]);
-    discount.set(worker.drift.discount());
+    discount.set(worker.kv.drift.discount());
     let takes_part = metrics.worker_kv_routing_enabled.with_label_values(&labels[..2]);
     takes_part.set(worker.takes_part_in_kv_routing().into());
-    let parity = worker.parity.parity().name();
+    let parity = worker.kv.parity.parity().name();
     for result in Parity::RESULTS {
         let labels = [labels[0], labels[1], result];
         metrics.worker_parity.with_label_values(&labels).set((result == parity).into());

@@ -34,13 +34,13 @@ pub(super) fn view(admin: &Admin, served: &ServedModel, worker: &Worker) -> Valu
     let sources = known.into_iter().flat_map(|known| known.sources);
     let sources: Vec<_> = sources.map(|source| source.name()).collect();
     let load = worker.load(Instant::now());
-    let since = worker.lifecycle.since();
-    let parity = worker.parity.parity();
+    let since = worker.health.lifecycle.since();
+    let parity = worker.kv.parity.parity();
     let open: Vec<_> = [Leg::Prefill, Leg::Decode]
         .into_iter()
         .filter(|leg| worker.serves(*leg) && worker.breaker(*leg).is_open())
         .map(Leg::name)
-        .chain(worker.endpoint_support.breaker.is_open().then_some(TOKENIZER))
+        .chain(worker.engine.endpoint_support.breaker.is_open().then_some(TOKENIZER))
         .collect();
     let blocks = served.pool.block_counts(worker);
     let blocks: serde_json::Map<_, _> = Tier::ALL
@@ -59,7 +59,7 @@ pub(super) fn view(admin: &Admin, served: &ServedModel, worker: &Worker) -> Valu
         "state_why": since.why,
         "draining": worker.is_draining(),
         "quarantined": worker.is_quarantined(),
-        "kv_events": worker.facts.publisher(),
+        "kv_events": worker.engine.facts.publisher(),
         "index_synced": worker.is_synced(),
         "events_origin": worker.event_origin().map(EventOrigin::name),
         "events_current": worker.events_are_current(),
@@ -69,22 +69,22 @@ pub(super) fn view(admin: &Admin, served: &ServedModel, worker: &Worker) -> Valu
         "shim": worker.config.shim,
         "capabilities": worker.shim_report.capabilities().map(|known| known.to_json()),
         "supports_cache_hit_threshold": worker.supports_cache_hit_threshold(),
-        "context_tokens": worker.facts.context_tokens(),
+        "context_tokens": worker.engine.facts.context_tokens(),
         "index_blocks": blocks,
         "ranks": ranks(served, worker),
         "takes_rank_header": worker.ranks.takes_rank_header(),
         "speculative_index_blocks": served.pool.speculative_index.blocks(worker),
-        "requests": worker.booked.requests(),
-        "prefill_tokens": worker.booked.prefill_tokens(),
-        "active_tokens": worker.booked.active_tokens(),
+        "requests": worker.load.booked.requests(),
+        "prefill_tokens": worker.load.booked.prefill_tokens(),
+        "active_tokens": worker.load.booked.active_tokens(),
         "parity": parity.name(),
         "parity_cause": parity.cause_name(),
         "parity_advice": parity.advice(),
         "kv_routing": worker.takes_part_in_kv_routing(),
-        "overlap_discount": worker.drift.discount(),
-        "drift": worker.drift.view(),
-        "costs": worker.costs.view(Instant::now()),
-        "audit": worker.usage_stats.view(),
+        "overlap_discount": worker.kv.drift.discount(),
+        "drift": worker.kv.drift.view(),
+        "costs": worker.load.costs.view(Instant::now()),
+        "audit": worker.kv.usage_stats.view(),
         "engine_running": load.as_ref().and_then(|load| load.running),
         "engine_waiting": load.as_ref().and_then(|load| load.waiting),
         "engine_kv_used_ratio": load.as_ref().and_then(|load| load.kv_used_ratio),
@@ -100,23 +100,23 @@ pub(super) fn view(admin: &Admin, served: &ServedModel, worker: &Worker) -> Valu
 /// What the index of a worker does not say.
 fn trust(worker: &Worker) -> Value {
     json!({
-        "index_rebuilt_often": worker.event_stats.often_rebuilt(Instant::now()),
-        "unfollowed_cache_groups": worker.event_stats.other_groups().names().collect::<Vec<_>>(),
+        "index_rebuilt_often": worker.kv.event_stats.often_rebuilt(Instant::now()),
+        "unfollowed_cache_groups": worker.kv.event_stats.other_groups().names().collect::<Vec<_>>(),
     })
 }
 
 /// What is known of the KV that a worker hands over, keeps and takes.
 fn movement(served: &ServedModel, worker: &Worker) -> Value {
-    let names = worker.facts.kv_names();
+    let names = worker.engine.facts.kv_names();
     json!({
         "kv_dtype": names.dtype,
         "kv_layout": names.layout,
-        "kv_block_size": worker.facts.block_size(),
-        "no_hand_off": worker.missing_hand_offs.missing(),
-        "push_engine": worker.push.view(),
-        "stranded_legs": worker.push.stranded(),
-        "keeps_for_read_back": worker.read_back.keeps_for_read_back(),
-        "prewarm": worker.prewarm.view(),
+        "kv_block_size": worker.engine.facts.block_size(),
+        "no_hand_off": worker.transfer.missing_hand_offs.missing(),
+        "push_engine": worker.transfer.push.view(),
+        "stranded_legs": worker.transfer.push.stranded(),
+        "keeps_for_read_back": worker.transfer.read_back.keeps_for_read_back(),
+        "prewarm": worker.transfer.prewarm.view(),
         "read_back_pinned_blocks": served.pool.read_back.pinned_blocks(worker.index),
     })
 }
@@ -128,7 +128,7 @@ fn ranks(served: &ServedModel, worker: &Worker) -> Vec<Value> {
     let index = served.pool.index();
     let blocks = |rank| index.block_counts(rank_key(worker.index, rank)).iter().sum::<usize>();
     let view = |(number, rank): (u16, &Arc<Rank>)| {
-        let booked = if ranks.len() == 1 { &worker.booked } else { &rank.booked };
+        let booked = if ranks.len() == 1 { &worker.load.booked } else { &rank.booked };
         json!({
             "rank": number,
             "events_current": worker.ranks.is_current(number),

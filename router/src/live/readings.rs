@@ -182,7 +182,7 @@ fn read_workers(
     let read = |worker: &std::sync::Arc<splitrail_fleet::Worker>| {
         let name = (served.name().to_owned(), worker.id().to_owned());
         let (events, lag_s) = lags.get(&name).copied().unwrap_or_default();
-        (worker.index, WorkerReading { hits: worker.usage_stats.hit_totals(), events, lag_s })
+        (worker.index, WorkerReading { hits: worker.kv.usage_stats.hit_totals(), events, lag_s })
     };
     served.pool.roster().iter().map(read).collect()
 }

@@ -61,15 +61,15 @@ impl WorkerView {
         now_unix_ms: u64,
     ) -> Self {
         let load = worker.load(Instant::now());
-        let since = worker.lifecycle.since();
-        let parity = worker.parity.parity();
+        let since = worker.health.lifecycle.since();
+        let parity = worker.kv.parity.parity();
         let open = [Leg::Prefill, Leg::Decode]
             .into_iter()
             .filter(|leg| worker.serves(*leg) && worker.breaker(*leg).is_open())
             .map(Leg::name)
-            .chain(worker.endpoint_support.breaker.is_open().then_some(TOKENIZER));
+            .chain(worker.engine.endpoint_support.breaker.is_open().then_some(TOKENIZER));
         let last_minute = LastMinute::of(worker, spans);
-        let discount = Some(worker.drift.discount()).filter(|share| *share > 0.0);
+        let discount = Some(worker.kv.drift.discount()).filter(|share| *share > 0.0);
         let counts = worker.tells_blocks() && worker.overlap_is_believed(None);
         Self {
             id: worker.id().to_owned(),
@@ -79,15 +79,15 @@ impl WorkerView {
             state_since_unix_ms: since.unix_ms,
             draining: worker.is_draining(),
             breakers_open: open.collect(),
-            requests: worker.booked.requests(),
-            prefill_tokens: worker.booked.prefill_tokens(),
+            requests: worker.load.booked.requests(),
+            prefill_tokens: worker.load.booked.prefill_tokens(),
             engine_running: load.as_ref().and_then(|load| load.running),
             engine_waiting: load.as_ref().and_then(|load| load.waiting),
             kv_used_ratio: load.as_ref().and_then(|load| rounded(load.kv_used_ratio?)),
             kv_blocks: load.as_ref().and_then(|load| load.total_blocks),
             hit_ratio: last_minute.hit_ratio,
             event_lag_ms: last_minute.event_lag_ms,
-            index_age_ms: worker.event_stats.index_age_ms(now_unix_ms),
+            index_age_ms: worker.kv.event_stats.index_age_ms(now_unix_ms),
             overlap_counts: counts,
             overlap_issues: issues(served, worker, parity),
             parity_cause: parity.cause(),
@@ -110,8 +110,8 @@ fn issues(served: &ServedModel, worker: &Worker, parity: Parity) -> Vec<&'static
         (worker.index_is_truncated(), "index_truncated"),
         (parity == Parity::Pending, "parity_pending"),
         (parity.cause().is_some(), "parity_mismatch"),
-        (worker.drift.has_given_up(), "drift"),
-        (worker.drift.discount() > 0.0 && !worker.drift.has_given_up(), "overlap_discounted"),
+        (worker.kv.drift.has_given_up(), "drift"),
+        (worker.kv.drift.discount() > 0.0 && !worker.kv.drift.has_given_up(), "overlap_discounted"),
     ];
     issues.into_iter().filter_map(|(is, issue)| is.then_some(issue)).collect()
 }

@@ -75,10 +75,10 @@ fn each_rank_is_a_candidate_with_its_own_blocks_and_bookings() {
         seen.iter().map(figures).collect()
     };
     assert_eq!(figures(&seen(&pool, &hashes)), [(Some(0), 1, 0, 0), (Some(1), 3, 1, 10)]);
-    assert_eq!(worker.booked.requests(), 1);
+    assert_eq!(worker.load.booked.requests(), 1);
     drop(booking);
     assert_eq!(figures(&seen(&pool, &hashes)), [(Some(0), 1, 0, 0), (Some(1), 3, 0, 0)]);
-    assert_eq!(worker.booked.requests(), 0);
+    assert_eq!(worker.load.booked.requests(), 0);
 }
 
 #[test]

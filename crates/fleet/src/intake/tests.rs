@@ -57,7 +57,7 @@ fn part(cluster: &Arc<Cluster>, served: &ServedModel, worker: &Arc<Worker>) -> I
 
 /// Where the worker's first rank publishes.
 fn source(worker: &Worker) -> EventSource {
-    let published = worker.facts.follow_publication().borrow().clone();
+    let published = worker.engine.facts.follow_publication().borrow().clone();
     let Publication::At(mut sources) = published else { panic!("no publisher") };
     sources.remove(0)
 }
@@ -175,7 +175,7 @@ async fn an_event_that_may_have_removed_any_block_is_a_rebuild_and_no_empty_cach
         let batch = EventBatch { timestamp_s: 0.0, rank: None, events, skipped };
         Update::Batch { sequence: 0, batch }
     };
-    let often = |intake: &Intake| intake.part.worker.event_stats.often_rebuilt(Instant::now());
+    let often = |intake: &Intake| intake.part.worker.kv.event_stats.often_rebuilt(Instant::now());
     intake.take(unclear()).await;
     assert_eq!(intake.part.blocks(), 0);
     assert!(intake.part.worker.index_is_truncated(), "the engine may hold all of them");
@@ -185,7 +185,10 @@ async fn an_event_that_may_have_removed_any_block_is_a_rebuild_and_no_empty_cach
     intake.take(Update::Reset { reason: ResetReason::Gap }).await;
     assert_eq!(often(&intake), Some("gap"));
     let worker = &intake.part.worker;
-    assert_eq!(worker.event_stats.often_rebuilt(Instant::now() + crate::event_stats::OFTEN), None);
+    assert_eq!(
+        worker.kv.event_stats.often_rebuilt(Instant::now() + crate::event_stats::OFTEN),
+        None
+    );
 }
 
 /// The number of turns that a future takes of the thread.

@@ -52,7 +52,7 @@ impl Fleet {
 
     /// Withdraws the reports of shims that may not attach any more.
     pub(super) fn close_to_shims(&self, members: &mut Members) {
-        let is_closed = |member: &&Member| !members.admits_shims(&member.worker.authority);
+        let is_closed = |member: &&Member| !members.admits_shims(&member.worker.address.authority);
         let closed = members.by_id.values().filter(is_closed);
         let ids = closed.flat_map(|member| member.claims.named_by(WorkerSource::Shim));
         let ids: Vec<String> = ids.map(str::to_owned).collect();

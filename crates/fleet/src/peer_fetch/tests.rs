@@ -78,9 +78,9 @@ fn a_source_is_a_worker_whose_confirmed_blocks_are_to_be_believed() {
 
     assert!(pool.learn_block_size(&holder, 2));
     assert_eq!(sources(&pool, &hashes, now), [(0, 3)]);
-    holder.facts.set_block_size(Some(4));
+    holder.engine.facts.set_block_size(Some(4));
     assert_eq!(sources(&pool, &hashes, now), [], "its blocks have another size");
-    holder.facts.set_block_size(None);
+    holder.engine.facts.set_block_size(None);
 
     holder.set_draining(true, "a test");
     assert_eq!(sources(&pool, &hashes, now), [], "it takes no work");
@@ -121,19 +121,27 @@ fn a_worker_that_chooses_the_rank_itself_takes_no_part() {
 #[test]
 fn a_worker_has_no_more_fetches_than_it_may_and_none_is_left_behind() {
     let (pool, [holder, other], hashes) = pool("");
-    let begin =
-        || FetchBooking::begin(&holder.fetches, &other.fetches, prefix(&hashes), BOUNDS, 500);
+    let begin = || {
+        FetchBooking::begin(
+            &holder.transfer.fetches,
+            &other.transfer.fetches,
+            prefix(&hashes),
+            BOUNDS,
+            500,
+        )
+    };
     let first = begin().unwrap();
     assert!(first.is_alone());
     let second = begin().unwrap();
     assert!(!first.is_alone());
     assert!(begin().is_none());
-    let fetches = |worker: &Worker| (worker.fetches.sending(), worker.fetches.taking());
-    assert_eq!((other.fetches.incoming_ns(), fetches(&holder)), (1000, (2, 0)));
+    let fetches =
+        |worker: &Worker| (worker.transfer.fetches.sending(), worker.transfer.fetches.taking());
+    assert_eq!((other.transfer.fetches.incoming_ns(), fetches(&holder)), (1000, (2, 0)));
     assert_eq!(sources(&pool, &hashes, Instant::now()), []);
     drop((first, second));
-    assert_eq!((other.fetches.incoming_ns(), fetches(&holder)), (0, (0, 0)));
-    assert!(other.fetches.arriving(prefix(&hashes)).is_none());
+    assert_eq!((other.transfer.fetches.incoming_ns(), fetches(&holder)), (0, (0, 0)));
+    assert!(other.transfer.fetches.arriving(prefix(&hashes)).is_none());
     assert_eq!(sources(&pool, &hashes, Instant::now()), [(0, 3)]);
 }
 
@@ -142,11 +150,11 @@ fn only_an_engine_that_has_shown_its_flag_gets_legs_that_take_prefixes() {
     let (_pool, [_, other], _) = pool("");
     let now = Instant::now();
     assert!(!takes_prefixes(&other, now), "nothing is known of it");
-    other.read_back.set_keeps_for_read_back(false);
+    other.transfer.read_back.set_keeps_for_read_back(false);
     assert!(!takes_prefixes(&other, now));
-    other.read_back.set_keeps_for_read_back(true);
+    other.transfer.read_back.set_keeps_for_read_back(true);
     assert!(takes_prefixes(&other, now));
-    other.read_back.ended(false, now);
+    other.transfer.read_back.ended(false, now);
     assert!(!takes_prefixes(&other, now), "a leg that was to read has failed");
     assert!(takes_prefixes(&other, now + Duration::from_secs(30)));
     other.becomes_another();
@@ -157,15 +165,24 @@ fn only_an_engine_that_has_shown_its_flag_gets_legs_that_take_prefixes() {
 fn a_worker_that_failed_is_left_alone_for_a_while() {
     let (pool, [holder, other], hashes) = pool("");
     let now = Instant::now();
-    let booking =
-        FetchBooking::begin(&holder.fetches, &other.fetches, prefix(&hashes), BOUNDS, 0).unwrap();
-    assert!(!holder.fetches.failed_with(&other.fetches, now));
+    let booking = FetchBooking::begin(
+        &holder.transfer.fetches,
+        &other.transfer.fetches,
+        prefix(&hashes),
+        BOUNDS,
+        0,
+    )
+    .unwrap();
+    assert!(!holder.transfer.fetches.failed_with(&other.transfer.fetches, now));
     booking.both_did(false, now);
     drop(booking);
     let later = now + Duration::from_secs(30);
-    assert!(holder.fetches.failed_with(&other.fetches, now));
-    assert!(!holder.fetches.failed_with(&other.fetches, later));
-    assert!(!other.fetches.failed_with(&holder.fetches, now), "in the other direction");
+    assert!(holder.transfer.fetches.failed_with(&other.transfer.fetches, now));
+    assert!(!holder.transfer.fetches.failed_with(&other.transfer.fetches, later));
+    assert!(
+        !other.transfer.fetches.failed_with(&holder.transfer.fetches, now),
+        "in the other direction"
+    );
     for (at, allowed) in [(now, false), (later, true)] {
         assert_eq!(sources(&pool, &hashes, at).len(), usize::from(allowed));
         assert_eq!(can_take(&other, BOUNDS, 2, at), allowed);
@@ -177,12 +194,18 @@ async fn requests_for_the_same_prefix_learn_whether_it_has_arrived() {
     let (_pool, [holder, other], hashes) = pool("");
     let fetched = prefix(&hashes);
     for arrives in [true, false] {
-        let booking =
-            FetchBooking::begin(&holder.fetches, &other.fetches, fetched, BOUNDS, 0).unwrap();
+        let booking = FetchBooking::begin(
+            &holder.transfer.fetches,
+            &other.transfer.fetches,
+            fetched,
+            BOUNDS,
+            0,
+        )
+        .unwrap();
         let shorter = prefix(&hashes[..2]);
-        assert!(other.fetches.arriving(shorter).is_none());
-        assert!(holder.fetches.arriving(fetched).is_none());
-        let mut arriving = other.fetches.arriving(fetched).unwrap();
+        assert!(other.transfer.fetches.arriving(shorter).is_none());
+        assert!(holder.transfer.fetches.arriving(fetched).is_none());
+        let mut arriving = other.transfer.fetches.arriving(fetched).unwrap();
         if arrives {
             booking.arrived();
         }
@@ -195,11 +218,13 @@ async fn requests_for_the_same_prefix_learn_whether_it_has_arrived() {
 fn of_two_fetches_of_one_prefix_each_ends_its_own() {
     let (_pool, [holder, other], hashes) = pool("");
     let fetched = prefix(&hashes);
-    let begin = || FetchBooking::begin(&holder.fetches, &other.fetches, fetched, BOUNDS, 0);
+    let begin = || {
+        FetchBooking::begin(&holder.transfer.fetches, &other.transfer.fetches, fetched, BOUNDS, 0)
+    };
     let (first, second) = (begin().unwrap(), begin().unwrap());
     drop(second);
-    let arriving = other.fetches.arriving(fetched).unwrap();
+    let arriving = other.transfer.fetches.arriving(fetched).unwrap();
     assert!(arriving.has_changed().is_ok(), "the first is under way");
     drop(first);
-    assert!(other.fetches.arriving(fetched).is_none());
+    assert!(other.transfer.fetches.arriving(fetched).is_none());
 }

@@ -35,7 +35,7 @@ impl Pool {
     /// pool takes over the first one, and later another one that more than half of the engines
     /// report that have reported one. Returns whether the pool's block size equals the engine's.
     pub fn learn_block_size(&self, worker: &Worker, tokens: u32) -> bool {
-        worker.facts.set_block_size(Some(tokens));
+        worker.engine.facts.set_block_size(Some(tokens));
         if self.block_size() == tokens || !self.learns_block_size {
             return self.block_size() == tokens;
         }
@@ -54,7 +54,7 @@ impl Pool {
         }
         let roster = self.roster();
         let mut sizes: Vec<u32> =
-            roster.iter().filter_map(|worker| worker.facts.block_size()).collect();
+            roster.iter().filter_map(|worker| worker.engine.facts.block_size()).collect();
         sizes.sort_unstable();
         // A size of more than half is also the one in the middle.
         let Some(tokens) = sizes.get(sizes.len() / 2).copied() else { return };
@@ -88,8 +88,8 @@ impl Pool {
         );
         for worker in roster.iter() {
             self.speculative_index.forget(worker.index);
-            worker.parity.forget();
-            worker.resync.request(ResyncRequest { reason: "block_size", is_last_resort: true });
+            worker.kv.parity.forget();
+            worker.kv.resync.request(ResyncRequest { reason: "block_size", is_last_resort: true });
         }
     }
 }
@@ -97,7 +97,7 @@ impl Pool {
 /// Whether more than half of the engines that have reported a block size report this one.
 fn is_of_most(roster: &Roster, tokens: u32) -> bool {
     let (mut agree, mut reported) = (0, 0);
-    for other in roster.iter().filter_map(|worker| worker.facts.block_size()) {
+    for other in roster.iter().filter_map(|worker| worker.engine.facts.block_size()) {
         reported += 1;
         agree += usize::from(other == tokens);
     }

@@ -44,7 +44,7 @@ impl ReadBack {
         if !is_exact || served.pool.read_back.is_distrusted() {
             hashes.clear();
         }
-        let process = holder.presence.restarts();
+        let process = holder.health.presence.restarts();
         let pin = Pin {
             hashes: hashes.into(),
             holder: holder.index,

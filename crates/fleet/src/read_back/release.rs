@@ -139,12 +139,12 @@ fn asked(served: &ServedModel, holder: &Worker) -> Option<Arc<Worker>> {
     let Model { read_back, peer_fetch, .. } = served.config;
     let all_can = read_back || peer_fetch != PeerFetch::OneShot;
     let able = roster.iter().filter(|worker| {
-        let can = worker.read_back.keeps_for_read_back().unwrap_or(all_can);
+        let can = worker.transfer.read_back.keeps_for_read_back().unwrap_or(all_can);
         can && worker.is_up() && worker.index != holder.index && worker.stores_kv_as(holder)
     });
     let order = |worker: &&Arc<Worker>| {
-        let has_shown = worker.read_back.keeps_for_read_back() == Some(true);
-        (!worker.serves(Leg::Prefill), !has_shown, worker.booked.prefill_tokens())
+        let has_shown = worker.transfer.read_back.keeps_for_read_back() == Some(true);
+        (!worker.serves(Leg::Prefill), !has_shown, worker.load.booked.prefill_tokens())
     };
     able.min_by_key(order).cloned()
 }

@@ -36,7 +36,7 @@ fn sweep(served: &Arc<ServedModel>, metrics: &Arc<Metrics>, now: Instant) {
     let is_on = served.config.read_back && !served.pool.read_back.is_distrusted();
     let roster = served.pool.roster();
     let is_gone = |holder, process, _| {
-        roster.get(holder).is_none_or(|worker| worker.presence.restarts() != process)
+        roster.get(holder).is_none_or(|worker| worker.health.presence.restarts() != process)
     };
     let (over, lost) = {
         let mut store = served.pool.read_back.store();

@@ -20,18 +20,19 @@ impl Worker {
         if before.is_probed() {
             self.set_probed(before.is_up(), why);
         }
-        self.presence.succeed_to(&before.presence);
-        self.facts.set_block_size(before.facts.block_size());
-        self.push.succeed_to(&before.push);
-        self.ejections.succeed_to(&before.ejections);
+        self.health.presence.succeed_to(&before.health.presence);
+        self.engine.facts.set_block_size(before.engine.facts.block_size());
+        self.transfer.push.succeed_to(&before.transfer.push);
+        self.health.ejections.succeed_to(&before.health.ejections);
         if before.state() == WorkerState::Ejected {
-            self.lifecycle.change(Event::Eject, before.lifecycle.since().why);
+            self.health.lifecycle.change(Event::Eject, before.health.lifecycle.since().why);
         }
-        self.initial_member.store(before.initial_member.load(Relaxed), Relaxed);
+        self.health.initial_member.store(before.health.initial_member.load(Relaxed), Relaxed);
     }
 
     fn has_the_address_of(&self, other: &Self) -> bool {
-        (&self.authority, self.uses_tls) == (&other.authority, other.uses_tls)
+        (&self.address.authority, self.address.uses_tls)
+            == (&other.address.authority, other.address.uses_tls)
     }
 
     /// Whether this worker has taken the place of `before`, and is the same process of the same engine.
@@ -39,21 +40,21 @@ impl Worker {
         self.index != before.index
             && self.id() == before.id()
             && self.has_the_address_of(before)
-            && self.presence.restarts() == before.presence.restarts()
+            && self.health.presence.restarts() == before.health.presence.restarts()
     }
 
     /// Forgets what was learned of the engine, since its process is or may be another one.
     pub fn becomes_another(&self) {
-        self.presence.record_possible_restart();
+        self.health.presence.record_possible_restart();
         self.forget_process();
     }
 
     /// Records that the engine's reports are of a new process, to which no connection exists yet.
     pub fn record_restart(&self) {
-        self.presence.record_restart();
+        self.health.presence.record_restart();
         self.forget_version();
         self.forget_process();
-        self.push.forget_stranded_legs();
+        self.transfer.push.forget_stranded_legs();
         self.end_quarantine("its engine is another process, with an empty cache");
         self.rejoin("its engine is another process");
     }
@@ -62,20 +63,20 @@ impl Worker {
     pub(super) fn forget_version(&self) {
         self.set_supports_cache_hit_threshold(None);
         self.ranks.set_takes_rank_header(None);
-        self.facts.set_block_size(None);
-        self.facts.set_kv_names(KvNames::default());
+        self.engine.facts.set_block_size(None);
+        self.engine.facts.set_kv_names(KvNames::default());
     }
 
     fn forget_process(&self) {
-        self.costs.forget();
-        self.endpoint_support.forget();
-        self.missing_hand_offs.forget();
-        self.push.forget_identities();
-        self.bootstrap.iter().for_each(Bootstrap::forget_process);
-        self.read_back.forget();
-        self.echoes.forget();
-        self.parity.forget();
-        self.drift.forget();
-        self.usage_stats.restart();
+        self.load.costs.forget();
+        self.engine.endpoint_support.forget();
+        self.transfer.missing_hand_offs.forget();
+        self.transfer.push.forget_identities();
+        self.transfer.bootstrap.iter().for_each(Bootstrap::forget_process);
+        self.transfer.read_back.forget();
+        self.engine.echoes.forget();
+        self.kv.parity.forget();
+        self.kv.drift.forget();
+        self.kv.usage_stats.restart();
     }
 }

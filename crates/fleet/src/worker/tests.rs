@@ -17,17 +17,17 @@ fn nothing_that_was_learned_of_an_engine_outlives_its_process() {
     let worker = worker("w");
     worker.set_supports_cache_hit_threshold(Some(true));
     worker.ranks.set_takes_rank_header(Some(true));
-    worker.facts.set_block_size(Some(16));
-    worker.facts.set_kv_names(KvNames { dtype: Some("fp8".into()), layout: None });
-    worker.parity.set_asked(true);
-    worker.parity.record(0, Parity::Ok);
-    let believed = worker.parity.is_believed();
+    worker.engine.facts.set_block_size(Some(16));
+    worker.engine.facts.set_kv_names(KvNames { dtype: Some("fp8".into()), layout: None });
+    worker.kv.parity.set_asked(true);
+    worker.kv.parity.record(0, Parity::Ok);
+    let believed = worker.kv.parity.is_believed();
     let before = worker.process();
     worker.record_restart();
     assert_eq!(worker.supports_cache_hit_threshold(), None);
-    assert_eq!((worker.ranks.takes_rank_header(), worker.facts.block_size()), (None, None));
-    assert_eq!(*worker.facts.kv_names(), KvNames::default());
-    assert_eq!((believed, worker.parity.is_believed()), (true, false));
+    assert_eq!((worker.ranks.takes_rank_header(), worker.engine.facts.block_size()), (None, None));
+    assert_eq!(*worker.engine.facts.kv_names(), KvNames::default());
+    assert_eq!((believed, worker.kv.parity.is_believed()), (true, false));
     assert_eq!(worker.process(), before + 1);
 }
 
@@ -50,7 +50,7 @@ fn another_start_time_is_another_process_and_a_shim_takes_over_the_routers_own_r
 #[test]
 fn stranded_legs_are_those_of_an_engine_under_any_description() {
     let before = worker("w");
-    before.push.strand();
+    before.transfer.push.strand();
     let after = worker("w");
     after.succeed_to(&before);
     assert_eq!(after.push.stranded(), 1);

@@ -128,7 +128,7 @@ impl PlacedLeg {
         }
         let uncached = self.uncached_tokens(context, unit);
         let cached = unit.weight_tokens - uncached;
-        let costs = &self.worker.costs;
+        let costs = &self.worker.load.costs;
         let work = costs.begin(now, self.rank, uncached, cached, !observes_prefill_end);
         let work = work.loading(self.overlap_by_tier, context.served.pool.block_size());
         let work = work.reading(self.read_tokens);
@@ -154,7 +154,7 @@ impl PlacedLeg {
             bypasses_cache,
             several_samples,
             comparable: tokens_known && indexed && !several_samples && !bypasses_cache,
-            epoch: self.worker.usage_stats.epoch(),
+            epoch: self.worker.kv.usage_stats.epoch(),
         }
     }
 }

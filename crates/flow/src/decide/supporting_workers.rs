@@ -22,7 +22,7 @@ pub(crate) fn leg_for_endpoint(
     now: Instant,
 ) -> Result<(Leg, Vec<Exclusion>), Error> {
     let roster = served.pool.roster();
-    let lacks = |worker: &Worker| worker.endpoint_support.is_lacking(endpoint, now);
+    let lacks = |worker: &Worker| worker.engine.endpoint_support.is_lacking(endpoint, now);
     let left = |worker: &&Arc<Worker>| excluded(failed, worker.index).is_none();
     let lacking = roster.iter().filter(left).filter(|worker| lacks(worker));
     let veto = |reason| move |worker: &Arc<Worker>| Exclusion::new(worker.index, reason);
@@ -33,8 +33,9 @@ pub(crate) fn leg_for_endpoint(
         return Err(Error::new(ErrorKind::NotOffered, message));
     }
     // As with legs: if the breakers of all workers are open, all workers are tried nevertheless.
-    let shut =
-        |worker: &Worker| !endpoint.computes() && !worker.endpoint_support.breaker.allows(now);
+    let shut = |worker: &Worker| {
+        !endpoint.computes() && !worker.engine.endpoint_support.breaker.allows(now)
+    };
     let open = |worker: &Arc<Worker>| may_have(worker) && left(&worker) && !shut(worker);
     if roster.iter().any(open) {
         let shut = roster.iter().filter(|worker| shut(worker));
@@ -65,7 +66,7 @@ pub(crate) fn next_leg(pool: &Pool, exclusions: &[Exclusion]) -> Leg {
 pub(crate) fn begin(worker: &Worker, leg: Leg, endpoint: Endpoint) {
     match endpoint.computes() {
         true => worker.breaker(leg).begin(Instant::now()),
-        false => worker.endpoint_support.breaker.begin(Instant::now()),
+        false => worker.engine.endpoint_support.breaker.begin(Instant::now()),
     }
 }
 
@@ -75,7 +76,7 @@ pub(crate) fn end(worker: &Worker, leg: Leg, endpoint: Endpoint, failed: Option<
         worker.record(leg, failed);
         return;
     }
-    let breaker = &worker.endpoint_support.breaker;
+    let breaker = &worker.engine.endpoint_support.breaker;
     let (model, worker, leg) = (worker.model(), worker.id(), TOKENIZER);
     let failed = failed.is_some_and(Error::speaks_against_its_worker);
     if failed && breaker.fail(Instant::now()) {

@@ -75,16 +75,16 @@ pub(super) fn of(roster: &Roster, seen: &[Candidate]) -> Vec<Condition> {
     let ranks = seen.chunk_by(|one, next| one.worker == next.worker);
     let workers = ranks.filter_map(|ranks| roster.get(ranks.first()?.worker));
     let conditions = workers.map(|worker| {
-        let audit = worker.usage_stats.view();
+        let audit = worker.kv.usage_stats.view();
         Condition {
             worker: worker.id().to_owned(),
             events_current: worker.events_are_current(),
-            index_age_ms: worker.event_stats.index_age_ms(unix_ms()),
+            index_age_ms: worker.kv.event_stats.index_age_ms(unix_ms()),
             index_truncated: worker.index_is_truncated(),
-            parity: worker.parity.parity().name(),
+            parity: worker.kv.parity.parity().name(),
             drift_over_blocks: audit.drift_over_blocks,
             drift_under_blocks: audit.drift_under_blocks,
-            overlap_discount: worker.drift.discount(),
+            overlap_discount: worker.kv.drift.discount(),
         }
     });
     conditions.collect()

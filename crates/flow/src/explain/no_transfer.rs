@@ -99,7 +99,7 @@ impl ChosenLeg<'_> {
             return Some(NoTransfer::TokensUnknown);
         }
         if !seen.can_fetch {
-            let fetches = &worker.fetches;
+            let fetches = &worker.transfer.fetches;
             let is_full = fetches.taking() >= bounds.max_per_worker;
             let is_allowed = fetches.may_take(bounds, self.now);
             return Some(if !has_room(worker, self.now) {
@@ -142,9 +142,9 @@ impl ChosenLeg<'_> {
         let why = |holder: &Worker| {
             if !holder.state().takes_work() {
                 NoTransfer::SourceUnavailable
-            } else if holder.fetches.sending() >= bounds.max_per_worker {
+            } else if holder.transfer.fetches.sending() >= bounds.max_per_worker {
                 NoTransfer::Full
-            } else if !holder.fetches.may_send(bounds, self.now) {
+            } else if !holder.transfer.fetches.may_send(bounds, self.now) {
                 NoTransfer::Cooldown
             } else if is_short {
                 NoTransfer::MinTokens
@@ -226,8 +226,10 @@ impl ChosenLeg<'_> {
     /// Why no decode worker keeps more of the prompt.
     fn without_pin(&self) -> NoTransfer {
         let decoders = self.roster.iter().filter(|worker| worker.serves(Leg::Decode));
-        let flags: Vec<_> =
-            decoders.clone().map(|worker| worker.read_back.keeps_for_read_back()).collect();
+        let flags: Vec<_> = decoders
+            .clone()
+            .map(|worker| worker.transfer.read_back.keeps_for_read_back())
+            .collect();
         if !flags.contains(&Some(true)) {
             let is_known = flags.iter().all(|flag| *flag == Some(false));
             return if is_known { NoTransfer::FlagAbsent } else { NoTransfer::FlagUnknown };
@@ -252,7 +254,7 @@ impl ChosenLeg<'_> {
         if !has_room(self.worker, self.now) {
             return Some(NoTransfer::CacheFull);
         }
-        (!self.worker.read_back.may_read(self.now)).then_some(NoTransfer::Cooldown)
+        (!self.worker.transfer.read_back.may_read(self.now)).then_some(NoTransfer::Cooldown)
     }
 
     fn tokens(&self, blocks: u32) -> u64 {
@@ -262,7 +264,7 @@ impl ChosenLeg<'_> {
 
 /// Why an engine cannot be given a leg that takes a prefix.
 fn flag(worker: &Worker) -> Option<NoTransfer> {
-    match worker.read_back.keeps_for_read_back() {
+    match worker.transfer.read_back.keeps_for_read_back() {
         None => Some(NoTransfer::FlagUnknown),
         Some(false) => Some(NoTransfer::FlagAbsent),
         Some(true) => None,

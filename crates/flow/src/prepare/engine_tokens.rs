@@ -230,7 +230,7 @@ async fn send(
 fn reason(worker: &Worker, error: &Error) -> &'static str {
     match error.kind() {
         ErrorKind::NotOffered => {
-            worker.endpoint_support.lacks(Endpoint::Tokenize, Instant::now());
+            worker.engine.endpoint_support.lacks(Endpoint::Tokenize, Instant::now());
             NO_ENGINE
         }
         ErrorKind::EngineRejected(400..=499) => REFUSED,

@@ -248,10 +248,10 @@ impl UnitStream {
     /// has now.
     fn learn_step(&self) {
         let worker = &self.account.worker;
-        let requests = u64::from(worker.booked.requests());
+        let requests = u64::from(worker.load.booked.requests());
         if let Some(seconds) = self.pace.mean_seconds().filter(|_| self.observes_pace) {
-            let context_tokens = worker.booked.active_tokens();
-            worker.costs.learn_step(self.pace.last, requests, context_tokens, seconds);
+            let context_tokens = worker.load.booked.active_tokens();
+            worker.load.costs.learn_step(self.pace.last, requests, context_tokens, seconds);
         }
     }
 

@@ -200,7 +200,7 @@ pub(crate) fn read_usage(
     raw: &str,
 ) -> Option<EngineUsage> {
     let (usage, fault) = EngineUsage::read(dialect, raw);
-    if let Some(error) = fault.filter(|_| worker.usage_log.may_log()) {
+    if let Some(error) = fault.filter(|_| worker.kv.usage_log.may_log()) {
         let (model, worker) = (served.name(), worker.id());
         let what = match (&usage, &error) {
             (None, UsageError::Shape(error)) if error.fault == Fault::DuplicateKey => {

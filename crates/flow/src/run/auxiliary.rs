@@ -60,7 +60,7 @@ pub(crate) async fn run(prompt: PromptContext<'_>) -> Result<StartedReply, Error
                 if error.kind() == ErrorKind::NotOffered {
                     // A worker without this endpoint is asked only once in a while, so this retry
                     // needs no bound and no budget.
-                    worker.endpoint_support.lacks(endpoint, Instant::now());
+                    worker.engine.endpoint_support.lacks(endpoint, Instant::now());
                     continue;
                 }
                 end(worker, leg, endpoint, Some(&error));

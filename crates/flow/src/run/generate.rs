@@ -90,10 +90,10 @@ pub(crate) async fn generate(
     let now = mark(prompt, &begun);
     if matches!(begun, Ok(First::Events(..))) {
         sending.observe_first_event(now.duration_since(started));
-        placed.worker.outcomes.began(started.elapsed());
+        placed.worker.health.outcomes.began(started.elapsed());
         // With a leg that takes the hand-off first, `started` is the start of that one.
         if !takes_first {
-            placed.worker.pace.observe(started.elapsed(), ahead);
+            placed.worker.load.pace.observe(started.elapsed(), ahead);
             if handed_over && ahead == 0 {
                 learn_hand_off(sending, started.elapsed());
             }
@@ -127,8 +127,9 @@ pub(crate) fn mark(prompt: PromptContext<'_>, begun: &Result<First, Error>) -> I
 fn learn_hand_off(sending: &ReplyLeg<'_>, took: Duration) {
     let ReplyLeg { prompt, placed, .. } = *sending;
     let PromptContext { context, unit, .. } = prompt;
-    let (worker, costs) = (&placed.worker, &placed.worker.costs);
-    let (requests, context_tokens) = (worker.booked.requests(), worker.booked.active_tokens());
+    let (worker, costs) = (&placed.worker, &placed.worker.load.costs);
+    let (requests, context_tokens) =
+        (worker.load.booked.requests(), worker.load.booked.active_tokens());
     let now = Instant::now();
     let step = costs.seen(now, RankScope::Rank(None), 0).coefficients;
     let step_seconds = step.step_seconds(u64::from(requests), context_tokens);

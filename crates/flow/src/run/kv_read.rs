@@ -118,7 +118,7 @@ async fn send_reading(
     let params = reading.json().unwrap_or_else(|| PREFILL_PARAMS_JSON.to_owned());
     let (body, send_state) = reading_body(prompt, worker, &params)?;
     reading.is_in(send_state);
-    worker.read_back.begin(Instant::now());
+    worker.transfer.read_back.begin(Instant::now());
     let mut ending = read_back::ReadBackCount::new(prompt.context);
     match send(prompt, leg_headers, placed, body, None).await {
         Ok(said) => {

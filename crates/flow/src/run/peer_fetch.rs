@@ -122,7 +122,7 @@ impl<'a> Fetching<'a> {
 
     async fn run(&mut self) -> Result<FetchBeforeLeg, PeerFetchOutcome> {
         let mut has_waited = false;
-        while let Some(arriving) = self.fetcher.fetches.arriving(self.prefix) {
+        while let Some(arriving) = self.fetcher.transfer.fetches.arriving(self.prefix) {
             if let Some(outcome) = self.wait_for(arriving).await {
                 return Ok(FetchBeforeLeg::Ended(outcome));
             }
@@ -147,8 +147,10 @@ impl<'a> Fetching<'a> {
     /// Whether one of the workers has failed in a fetch lately.
     fn have_failed(&self) -> bool {
         let roster = self.prompt.context.served.pool.roster();
-        let (fetcher, now) = (&self.fetcher.fetches, Instant::now());
-        roster.get(self.plan.source).is_none_or(|source| source.fetches.failed_with(fetcher, now))
+        let (fetcher, now) = (&self.fetcher.transfer.fetches, Instant::now());
+        roster
+            .get(self.plan.source)
+            .is_none_or(|source| source.transfer.fetches.failed_with(fetcher, now))
     }
 
     async fn fetch(&mut self) -> Result<FetchBeforeLeg, PeerFetchOutcome> {
@@ -160,17 +162,17 @@ impl<'a> Fetching<'a> {
         if !pool.holds(source, self.plan.rank, hashes) {
             return Err(PeerFetchOutcome::Gone);
         }
-        let costs = self.fetcher.costs.seen(self.begun, RankScope::Rank(None), 0).coefficients;
+        let costs = self.fetcher.load.costs.seen(self.begun, RankScope::Rank(None), 0).coefficients;
         let transfer_ns = nanoseconds(costs.fetch_link_seconds(self.plan.tokens));
         let booking = FetchBooking::begin(
-            &source.fetches,
-            &self.fetcher.fetches,
+            &source.transfer.fetches,
+            &self.fetcher.transfer.fetches,
             self.prefix,
             self.bounds,
             transfer_ns,
         );
         let booking = booking.ok_or(PeerFetchOutcome::Full)?;
-        let was_idle = booking.is_alone() && source.booked.prefill_tokens() == 0;
+        let was_idle = booking.is_alone() && source.load.booked.prefill_tokens() == 0;
         // The booking keeps others from computing the ids of the same prefix.
         let ids = context.preparer.prompt_ids(&context.served, context.endpoint, unit);
         let ids = timeout_at(self.deadline, ids).await.map_err(|_| PeerFetchOutcome::TimedOut)?;
@@ -193,7 +195,7 @@ impl<'a> Fetching<'a> {
         booking.arrived();
         if was_idle && booking.is_alone() && outcome == PeerFetchOutcome::Fetched {
             let took_seconds = sent.elapsed().as_secs_f64();
-            self.fetcher.costs.learn_fetch(Instant::now(), self.plan.tokens, took_seconds);
+            self.fetcher.load.costs.learn_fetch(Instant::now(), self.plan.tokens, took_seconds);
         }
         Ok(FetchBeforeLeg::Ended(outcome))
     }

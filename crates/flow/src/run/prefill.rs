@@ -163,7 +163,7 @@ pub(crate) async fn prefill_or_local(
             placed.worker.record(Leg::Prefill, prefilled.as_ref().err());
         }
         if prefilled.is_ok() {
-            placed.worker.outcomes.began(started.elapsed());
+            placed.worker.health.outcomes.began(started.elapsed());
         }
         let error = match prefilled {
             Ok(PrefillOutcome::HandedOver(prefilled)) => {
@@ -378,7 +378,7 @@ pub(crate) async fn send(
     let usage = reply.raw("usage").filter(|raw| *raw != "null");
     let usage = usage.and_then(|raw| read_usage(&context.served, worker, dialect, raw));
     booking.prefill_done(usage.and_then(|usage| usage.cached_tokens));
-    worker.series.leg_took("prefill", ended.duration_since(started).as_secs_f64());
+    worker.counts.series.leg_took("prefill", ended.duration_since(started).as_secs_f64());
     Ok(PrefillReply { reply, dialect, peer, begun, usage })
 }
 
@@ -429,7 +429,7 @@ async fn prefill(
         KvPath::Pulled | KvPath::Pushed | KvPath::Matched | KvPath::None => PrefillParams::Pulled,
     };
     let is_stored = matches!(params, PrefillParams::Stored);
-    worker.missing_hand_offs.begin(context.endpoint.dialect(), Instant::now());
+    worker.transfer.missing_hand_offs.begin(context.endpoint.dialect(), Instant::now());
     let reply = match reading {
         Some(reading) => Box::pin(reading.send(prompt, &leg_headers, placed)).await?,
         None => {
@@ -480,7 +480,7 @@ fn record_missing_hand_off(
     endpoint: Endpoint,
     replied: &Result<RepliedHandOff, Error>,
 ) {
-    let (missing_hand_offs, dialect) = (&worker.missing_hand_offs, endpoint.dialect());
+    let (missing_hand_offs, dialect) = (&worker.transfer.missing_hand_offs, endpoint.dialect());
     let (model, id, endpoint) = (worker.model(), worker.id(), endpoint.path());
     match replied {
         Ok(RepliedHandOff::Present(_)) if missing_hand_offs.record_hand_off(dialect) => {

@@ -44,7 +44,7 @@ pub(crate) fn asks_for_ids(sending: &ReplyLeg<'_>) -> bool {
         && !options.stream
         && options.samples == 1
         && unit.unknown.is_none()
-        && sending.placed.worker.read_back.keeps_for_read_back() != Some(false)
+        && sending.placed.worker.transfer.read_back.keeps_for_read_back() != Some(false)
 }
 
 /// Remembers what the engine of a whole reply, which began to arrive at `since`, keeps pinned, and removes from the reply the token ids
@@ -205,7 +205,7 @@ pub(crate) fn readable(
     let now = Instant::now();
     let prompt = unit.hashes.get(..readable_blocks as usize)?;
     let found = served.pool.read_back.find(now, prompt, worker)?;
-    let costs = worker.costs.seen(now, RankScope::Rank(None), 0).coefficients;
+    let costs = worker.load.costs.seen(now, RankScope::Rank(None), 0).coefficients;
     let query = query(&served.pool, unit, Leg::Prefill, 0, 0);
     read_plan(&costs, &query, held_blocks, found.blocks as u32).map(|_| found)
 }
@@ -293,7 +293,7 @@ pub(crate) fn read(
     cached_tokens: Option<u32>,
 ) -> &'static str {
     let PromptContext { context, decision, .. } = prompt;
-    worker.read_back.ended(true, Instant::now());
+    worker.transfer.read_back.ended(true, Instant::now());
     let Some(cached_tokens) = cached_tokens else { return "unknown" };
     let leg = decision.with(|decision| decision.ledger().prefill().cloned());
     let tokens = leg.map_or(0, |leg| leg.read_back_tokens(cached_tokens));
@@ -307,7 +307,7 @@ pub(crate) fn read(
 
 /// Records that a leg that was to read KV from another worker failed.
 pub(crate) fn read_failed(served: &ServedModel, worker: &Worker, now: Instant) {
-    if worker.read_back.ended(false, now) {
+    if worker.transfer.read_back.ended(false, now) {
         let what = "a prefill leg that was to read KV from another worker failed: none reads on this \
                     worker for a while. Does its engine have bidirectional_kv_xfer and \
                     kv_load_failure_policy fail?";

@@ -25,7 +25,7 @@ pub(crate) struct ReplyLeg<'a> {
 impl ReplyLeg<'_> {
     /// Records that the first event of a stream has arrived, this long after the leg was sent.
     pub(crate) fn observe_first_event(&self, took: Duration) {
-        self.placed.worker.series.leg_took("decode", took.as_secs_f64());
+        self.placed.worker.counts.series.leg_took("decode", took.as_secs_f64());
     }
 
     /// Whether the worker may reject the leg. If so, events are held back until they show output.

@@ -113,7 +113,7 @@ impl PushPair {
         })?;
         let admitted = served.admit_host(worker, reply.engine.host(), peer);
         admitted.map_err(PairFailure::Prefill)?;
-        worker.push.learn(self.rank, reply.engine.clone());
+        worker.transfer.push.learn(self.rank, reply.engine.clone());
         if reply.engine != *self.engine {
             let what = "is another engine than the one with which decode has registered";
             return Err(PairFailure::EngineReplaced(Error::engine(worker.id(), what)));
@@ -123,7 +123,7 @@ impl PushPair {
 
     /// Forgets the engine with which a pair failed.
     pub(super) fn forget(&self, worker: &Worker) {
-        worker.push.forget(&self.engine);
+        worker.transfer.push.forget(&self.engine);
     }
 
     /// Asks a prefill worker again who its engine is, after decode has failed. Returns whether that

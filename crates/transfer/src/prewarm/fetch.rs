@@ -82,13 +82,18 @@ async fn run(
     let bytes = (hashes.len() * served.pool.block_size() as usize).saturating_mul(TOKEN_BYTES);
     let memory = Arc::new(served.pool.hot.charge(bytes).ok_or(PeerFetchOutcome::Full)?);
     let known = served.pool.hot.tokens(hashes).ok_or(PeerFetchOutcome::Unusable)?;
-    let costs = fetcher.costs.seen(Instant::now(), RankScope::Rank(None), 0).coefficients;
+    let costs = fetcher.load.costs.seen(Instant::now(), RankScope::Rank(None), 0).coefficients;
     let transfer_ns = nanoseconds(costs.fetch_link_seconds(*tokens));
     let prefix = Prefix { rank: *rank, blocks: hashes.len() as u32, last };
-    let booking =
-        FetchBooking::begin(&source.fetches, &fetcher.fetches, prefix, *bounds, transfer_ns);
+    let booking = FetchBooking::begin(
+        &source.transfer.fetches,
+        &fetcher.transfer.fetches,
+        prefix,
+        *bounds,
+        transfer_ns,
+    );
     let booking = booking.ok_or(PeerFetchOutcome::Full)?;
-    let was_idle = booking.is_alone() && source.booked.prefill_tokens() == 0;
+    let was_idle = booking.is_alone() && source.load.booked.prefill_tokens() == 0;
     let mut body = JsonObject::parse_str("{}").map_err(|_| PeerFetchOutcome::Unusable)?;
     body.set("model", known.model);
     // Any token does as the one after the prefix: its block is not full, so nothing is cached of it.
@@ -102,7 +107,7 @@ async fn run(
     let outcome = Steps::new(asker, &booking, workers, prefix, deadline.into()).run(&ids).await?;
     booking.arrived();
     if was_idle && booking.is_alone() && outcome == PeerFetchOutcome::Fetched {
-        fetcher.costs.learn_fetch(Instant::now(), *tokens, begun.elapsed().as_secs_f64());
+        fetcher.load.costs.learn_fetch(Instant::now(), *tokens, begun.elapsed().as_secs_f64());
     }
     Ok(outcome)
 }

@@ -220,7 +220,7 @@ impl Join {
         block_size: u32,
         now: Instant,
     ) -> bool {
-        let (taken, own) = (worker.fetches.taking(), self.running.len() as u32);
+        let (taken, own) = (worker.transfer.fetches.taking(), self.running.len() as u32);
         !can_take(worker, bounds, block_size, now)
             || is_needed_by_clients(worker.waiting(now), taken, own)
     }
@@ -274,7 +274,7 @@ fn pause(took: Duration, link_share: f64, has_blocks: bool) -> Duration {
 /// The number of tokens that a worker is predicted to take in half of the time that a fetch may take:
 /// one that takes too long fails, and neither worker takes part in a fetch for a while.
 fn tokens_in_time(worker: &Worker, timeout: Duration, now: Instant) -> u64 {
-    let costs = worker.costs.seen(now, RankScope::Rank(None), 0).coefficients;
+    let costs = worker.load.costs.seen(now, RankScope::Rank(None), 0).coefficients;
     let seconds = (timeout.as_secs_f64() / 2.0 - costs.fetch_seconds(0)).max(0.0);
     (seconds / costs.fetch_link_seconds(1)) as u64
 }

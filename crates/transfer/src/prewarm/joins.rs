@@ -165,7 +165,7 @@ impl Joins {
                 let Some(join) = join else { continue };
                 let tokens = join.note_ended(id, ended, link_share, now);
                 if let Some(tokens) = tokens.filter(|_| ended.outcome.has_blocks()) {
-                    worker.prewarm.took(tokens);
+                    worker.transfer.prewarm.took(tokens);
                     metrics.prewarmed_tokens.with_label_values(&[&self.model]).inc_by(tokens);
                 }
             }
@@ -228,7 +228,7 @@ impl PrefillWorker {
         let Self { worker, join: Some(join), .. } = self else { return None };
         if join.began.is_none() && is_ready && now >= join.noted + BEGIN_AFTER {
             join.began = Some(now);
-            worker.prewarm.begin();
+            worker.transfer.prewarm.begin();
         }
         let began = join.began?;
         match worker.state() {
@@ -266,7 +266,7 @@ impl PrefillWorker {
         join.running.iter().for_each(|running| running.task.abort());
         let Some(began) = join.began else { return };
         let Join { prefixes, tokens, .. } = join;
-        self.worker.prewarm.end();
+        self.worker.transfer.prewarm.end();
         metrics.prewarms.with_label_values(&[model, end.name()]).inc();
         tracing::info!(
             model,

@@ -48,12 +48,12 @@ pub(super) fn list_senders(
     for worker in roster.iter().filter(|worker| is_able_to_send(worker, block_size)) {
         let own = from.get(&worker.index).copied().unwrap_or(0);
         let is_free = can_send(worker, bounds, block_size, now)
-            && !is_needed_by_clients(worker.waiting(now), worker.fetches.sending(), own);
-        let booked_tokens = worker.booked.active_tokens();
+            && !is_needed_by_clients(worker.waiting(now), worker.transfer.fetches.sending(), own);
+        let booked_tokens = worker.load.booked.active_tokens();
         for number in 0..worker.ranks.count() {
             let rank = worker.ranks.are_chosen_by_the_router().then_some(number);
-            let queue_ns = worker.costs.seen(now, RankScope::Rank(rank), 0).wait_ns;
-            let wait_ns = queue_ns.saturating_add(worker.fetches.outgoing_ns());
+            let queue_ns = worker.load.costs.seen(now, RankScope::Rank(rank), 0).wait_ns;
+            let wait_ns = queue_ns.saturating_add(worker.transfer.fetches.outgoing_ns());
             let sender = Sender {
                 worker: worker.index,
                 rank,

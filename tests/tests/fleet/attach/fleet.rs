@@ -89,7 +89,7 @@ async fn an_attached_worker_without_kv_events_is_tested_by_its_tokens() {
     let shim = attach(&router, hello).await;
     shim.load(0, 0).await;
     eventually("it has been tested", async || {
-        worker(&router, "s0").is_some_and(|worker| worker.parity.parity() == Parity::Ok)
+        worker(&router, "s0").is_some_and(|worker| worker.kv.parity.parity() == Parity::Ok)
     })
     .await;
     let unclear = [("result", "unknown")];

@@ -230,7 +230,8 @@ async fn a_client_that_leaves_does_not_fail_the_fetch_of_those_who_wait_for_it()
     let serving = trial.cluster.running.core().serving();
     let roster = serving.models[0].pool.roster();
     let fetcher = roster.iter().find(|worker| worker.id() == pair.other).unwrap();
-    eventually("the others wait for the prefix", async || fetcher.booked.requests() == 3).await;
+    eventually("the others wait for the prefix", async || fetcher.load.booked.requests() == 3)
+        .await;
     drop(leaving);
     let mut outcomes = Vec::new();
     for waiting in waiting {

@@ -78,13 +78,13 @@ async fn a_dry_run_says_why_a_fetch_takes_two_steps() {
     let serving = trial.cluster.running.core().serving();
     let pool = &serving.models[0].pool;
     let fetcher = pool.roster().named("p1").cloned().unwrap();
-    fetcher.read_back.ended(false, Instant::now());
+    fetcher.transfer.read_back.ended(false, Instant::now());
     assert_eq!(no_one_shot(&trial, &second).await, "cooldown");
-    fetcher.read_back.ended(true, Instant::now());
-    fetcher.read_back.forget();
-    fetcher.read_back.set_keeps_for_read_back(false);
+    fetcher.transfer.read_back.ended(true, Instant::now());
+    fetcher.transfer.read_back.forget();
+    fetcher.transfer.read_back.set_keeps_for_read_back(false);
     assert_eq!(no_one_shot(&trial, &second).await, "flag_absent");
-    fetcher.read_back.set_keeps_for_read_back(true);
+    fetcher.transfer.read_back.set_keeps_for_read_back(true);
     pool.read_back.distrust();
     assert_eq!(no_one_shot(&trial, &second).await, "distrusted");
     trial.staged_blocks_are_freed().await;
@@ -105,7 +105,7 @@ async fn a_dry_run_says_why_nothing_is_read_back() {
     let serving = trial.cluster.running.core().serving();
     let pool = &serving.models[0].pool;
     let reader = pool.roster().named("p0").cloned().unwrap();
-    reader.read_back.ended(false, Instant::now());
+    reader.transfer.read_back.ended(false, Instant::now());
     assert_eq!(why(&trial, &other).await, "cooldown");
     pool.read_back.distrust();
     assert_eq!(why(&trial, &other).await, "distrusted");
@@ -148,11 +148,12 @@ async fn a_read_that_is_too_dear_is_not_why_a_fetch_takes_two_steps() {
     let serving = trial.cluster.running.core().serving();
     let pool = &serving.models[0].pool;
     let [fetcher, keeper] = ["p1", &keeper].map(|id| pool.roster().named(id).cloned().unwrap());
-    fetcher.read_back.set_keeps_for_read_back(true);
+    fetcher.transfer.read_back.set_keeps_for_read_back(true);
     // The one that keeps more has failed as a source.
     let prefix = Prefix { rank: None, blocks: 1, last: BlockHash(1) };
     let bounds = pool.fetch_bounds().unwrap();
-    let booking = FetchBooking::begin(&keeper.fetches, &fetcher.fetches, prefix, bounds, 0);
+    let booking =
+        FetchBooking::begin(&keeper.fetches, &fetcher.transfer.fetches, prefix, bounds, 0);
     booking.unwrap().source_did(false, Instant::now());
     let told = told(&trial, &of_ids(&next)).await;
     assert_eq!(told["steps"][0]["no_one_shot"], "lease", "{told}");

@@ -65,7 +65,7 @@ pub(crate) fn note_vetoed(
         leg: rules.leg.name(),
         worker: worker.id().into(),
         reason,
-        index_age_ms: worker.event_stats.index_age_ms(now.unix_ms),
+        index_age_ms: worker.kv.event_stats.index_age_ms(now.unix_ms),
     };
     decision.vetoed(rules.leg, vetoed.map(record));
 }
@@ -147,7 +147,7 @@ impl Pick<'_> {
                 .get(candidate.0)
                 .and_then(|fetch| Some(fetch_choice(self.roster, (*fetch)?))),
             veto,
-            index_age_ms: worker.and_then(|worker| worker.event_stats.index_age_ms(now.unix_ms)),
+            index_age_ms: worker.and_then(|worker| worker.kv.event_stats.index_age_ms(now.unix_ms)),
         };
         let name = worker.map_or("", |worker| worker.id());
         CandidateRecord::new(leg.name(), name, seen, figures, candidate == choice.index)

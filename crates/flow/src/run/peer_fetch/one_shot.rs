@@ -95,7 +95,7 @@ impl<'a> OneShot<'a> {
         // Releases the hand-off if it is dropped before a byte of it was sent.
         let mut under_way = HandOffSend::new(Some(prefilled), spent, send_state);
         fetching.outcome = PeerFetchOutcome::Cancelled;
-        worker.read_back.begin(Instant::now());
+        worker.transfer.read_back.begin(Instant::now());
         let (outcome, ended) = match send(prompt, leg_headers, placed, body, None).await {
             Ok(said) => match check_tokens(prompt, worker, said.reply()) {
                 Err(error) => (PeerFetchOutcome::Mismatch, Err(error)),
@@ -113,7 +113,7 @@ impl<'a> OneShot<'a> {
         let now = Instant::now();
         match &ended {
             Ok(_) => {
-                worker.read_back.ended(true, now);
+                worker.transfer.read_back.ended(true, now);
                 booking.both_did(true, now);
                 // Others that wait for the prefix find it in the worker's cache, fetched or computed.
                 booking.arrived();

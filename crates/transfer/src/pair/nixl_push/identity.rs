@@ -43,17 +43,17 @@ pub(super) async fn engine(
     rank: Option<u32>,
     patience: Duration,
 ) -> Result<Arc<PushEngine>, UnknownIdentity> {
-    if let Some(engine) = worker.push.known(rank) {
+    if let Some(engine) = worker.transfer.push.known(rank) {
         return Ok(engine);
     }
     let waits_since = Instant::now();
     let unknown = |what: &str| {
         Error::engine(worker.id(), &format!("cannot hand over, its engine is not known: {what}"))
     };
-    let Ok(mut failed) = timeout(patience, worker.push.asking()).await else {
+    let Ok(mut failed) = timeout(patience, worker.transfer.push.asking()).await else {
         return Err(UnknownIdentity::Late(unknown("it has not answered yet")));
     };
-    if let Some(engine) = worker.push.known(rank) {
+    if let Some(engine) = worker.transfer.push.known(rank) {
         return Ok(engine);
     }
     // Requests that waited for a question that failed do not each ask again.
@@ -63,8 +63,8 @@ pub(super) async fn engine(
     match ask(served, worker, rank, patience).await {
         Ok(engine) => {
             *failed = None;
-            worker.push.learn(rank, engine.clone());
-            Ok(worker.push.known(rank).unwrap_or_else(|| Arc::new(engine)))
+            worker.transfer.push.learn(rank, engine.clone());
+            Ok(worker.transfer.push.known(rank).unwrap_or_else(|| Arc::new(engine)))
         }
         Err(error) => {
             *failed = Some(Instant::now());

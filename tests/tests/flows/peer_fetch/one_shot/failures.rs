@@ -96,7 +96,10 @@ async fn a_leg_that_outlasts_the_lease_is_given_up_and_its_engine_gets_no_other_
     assert_eq!(reply.route("prefill"), Some("p1"));
     let serving = trial.cluster.running.core().serving();
     let worker = serving.models[0].pool.roster().named("p1").cloned().unwrap();
-    assert!(!worker.read_back.may_read(Instant::now()), "it may lack what such a leg needs");
+    assert!(
+        !worker.transfer.read_back.may_read(Instant::now()),
+        "it may lack what such a leg needs"
+    );
     trial.staged_blocks_are_freed().await;
     trial.finish().await;
 }

@@ -40,9 +40,13 @@ async fn a_flag_is_that_of_one_process() {
     learned(&mut trial).await;
     let serving = trial.cluster.running.core().serving();
     let worker = serving.models[0].pool.roster().named("p1").cloned().unwrap();
-    assert_eq!(worker.read_back.keeps_for_read_back(), Some(true));
+    assert_eq!(worker.transfer.read_back.keeps_for_read_back(), Some(true));
     worker.becomes_another();
-    assert_eq!(worker.read_back.keeps_for_read_back(), None, "another process may lack it");
+    assert_eq!(
+        worker.transfer.read_back.keeps_for_read_back(),
+        None,
+        "another process may lack it"
+    );
     takes_two_steps(&mut trial, "again").await;
     trial.staged_blocks_are_freed().await;
     trial.finish().await;

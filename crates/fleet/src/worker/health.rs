@@ -1,0 +1,188 @@
+//! Whether a worker can do its work, and does.
+
+use std::fmt::Display;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use prometheus::IntCounterVec;
+
+use super::Worker;
+use crate::lifecycle::Lifecycle;
+use crate::outcomes::{Ejections, OutcomeCounters};
+use crate::presence::Presence;
+use crate::quarantine::DrainCauses;
+use crate::state::{Event, WorkerState};
+use splitrail_api::error::{Error, ErrorKind, Fault};
+use splitrail_config::model::{BreakerConfig, HealthConfig};
+use splitrail_policy::Leg;
+use splitrail_workload::breaker::Breaker;
+use splitrail_workload::progress::Progress;
+
+/// What is known of a worker's health.
+#[derive(Debug)]
+pub struct WorkerHealth {
+    /// The state of the worker, with its time and cause.
+    pub lifecycle: Lifecycle,
+    /// Counts of recent results, for outlier ejection.
+    pub outcomes: OutcomeCounters,
+    /// The worker's ejections in a row.
+    pub(crate) ejections: Ejections,
+    pub(crate) drain_causes: DrainCauses,
+    /// Whether the engine's process is still there, and still the same.
+    pub presence: Presence,
+    /// Whether the engine makes progress with its legs.
+    pub progress: Arc<Progress>,
+    /// The circuit breaker of prefill legs, and that of all other legs.
+    breakers: [Breaker; 2],
+    /// Duration of the slow start, in milliseconds.
+    slow_start_ms: AtomicU64,
+    /// Whether the worker was there when the router started and has not been down since. Such
+    /// workers have no slow start, since all of them are new.
+    pub(super) initial_member: AtomicBool,
+    /// Whether the last probe or request reached the worker.
+    up: AtomicBool,
+    /// Whether the worker has been probed.
+    probed: AtomicBool,
+}
+
+impl WorkerHealth {
+    /// The health of a new worker, which is presumed alive.
+    pub(super) fn new(id: &str) -> Self {
+        Self {
+            lifecycle: Lifecycle::new(id),
+            outcomes: OutcomeCounters::default(),
+            ejections: Ejections::default(),
+            drain_causes: DrainCauses::default(),
+            presence: Presence::default(),
+            progress: Arc::default(),
+            breakers: [BreakerConfig::default(); 2].map(Breaker::new),
+            slow_start_ms: AtomicU64::new(0),
+            initial_member: AtomicBool::new(false),
+            up: AtomicBool::new(true),
+            probed: AtomicBool::new(false),
+        }
+    }
+}
+
+impl Worker {
+    /// Sets the slow start, and the counter of state changes.
+    pub fn watched(
+        mut self,
+        model: &str,
+        config: &HealthConfig,
+        transitions: IntCounterVec,
+    ) -> Self {
+        self.set_slow_start(config.slow_start);
+        self.health.lifecycle = self.health.lifecycle.counted(model, transitions);
+        self
+    }
+
+    /// Marks the worker as there since the start of the router.
+    pub fn as_initial_member(self) -> Self {
+        self.health.initial_member.store(true, Relaxed);
+        self
+    }
+
+    /// Whether the worker was there when the router started and has not been down since.
+    pub fn is_initial_member(&self) -> bool {
+        self.health.initial_member.load(Relaxed)
+    }
+
+    /// Changes the configuration of the circuit breakers and keeps their counts.
+    pub fn set_breakers(&self, config: BreakerConfig) {
+        let breakers = self.health.breakers.iter().chain([&self.engine.endpoint_support.breaker]);
+        breakers.for_each(|breaker| breaker.set_config(config));
+    }
+
+    /// Sets the duration of the slow start.
+    pub fn set_slow_start(&self, lasts: Duration) {
+        let ms = u64::try_from(lasts.as_millis()).unwrap_or(u64::MAX);
+        self.health.slow_start_ms.store(ms, Relaxed);
+    }
+
+    /// The current state.
+    pub fn state(&self) -> WorkerState {
+        self.health.lifecycle.state()
+    }
+
+    /// The fraction of its normal share of new work that the worker gets: below 1 during the slow
+    /// start, at least 0.1.
+    pub fn share(&self, now: Instant) -> f64 {
+        /// The share at the beginning of the slow start.
+        const SHARE_MIN: f64 = 0.1;
+        let warming =
+            self.state() == WorkerState::Warming && !self.health.initial_member.load(Relaxed);
+        let whole_ms = self.health.slow_start_ms.load(Relaxed);
+        if !warming || whole_ms == 0 {
+            return 1.0;
+        }
+        (self.health.lifecycle.age(now).as_secs_f64() * 1e3 / whole_ms as f64).clamp(SHARE_MIN, 1.0)
+    }
+
+    /// The circuit breaker of a leg.
+    pub fn breaker(&self, leg: Leg) -> &Breaker {
+        let [prefill, others] = &self.health.breakers;
+        if leg == Leg::Prefill { prefill } else { others }
+    }
+
+    /// Whether the worker may get this leg: its state takes work and its circuit breaker allows it.
+    pub fn is_available(&self, leg: Leg, now: Instant) -> bool {
+        self.state().takes_work() && self.breaker(leg).allows(now)
+    }
+
+    /// Records how a leg ended: with success, or with an error. Errors of the router itself are not
+    /// counted.
+    pub fn record(&self, leg: Leg, failed: Option<&Error>) {
+        if failed.is_some_and(|error| error.fault() == Fault::Router) {
+            return;
+        }
+        let breaker = self.breaker(leg);
+        let of_engine = failed.filter(|error| error.fault() == Fault::Engine);
+        if let Some(error) = of_engine.filter(|error| error.kind() != ErrorKind::BelowThreshold) {
+            let leg = if leg == Leg::Prefill { Leg::Prefill } else { Leg::Decode };
+            self.counts.series.leg_failed(leg.name(), error.outcome());
+        }
+        let failed = failed.is_some_and(Error::speaks_against_its_worker);
+        self.health.outcomes.ended(failed);
+        let (model, worker, leg) = (self.model(), self.id(), leg.name());
+        if failed && breaker.fail(Instant::now()) {
+            tracing::warn!(model, worker, leg, "breaker opened: too many failures in a row");
+        } else if !failed && breaker.succeed() {
+            tracing::info!(model, worker, leg, "breaker closed");
+        }
+    }
+
+    /// Whether the last probe or request reached the worker.
+    pub fn is_up(&self) -> bool {
+        self.health.up.load(Relaxed)
+    }
+
+    /// Records whether the worker is alive, and why. Returns whether this changed.
+    pub fn set_up(&self, up: bool, why: impl Display) -> bool {
+        if !up {
+            // A worker that comes back may run another version of the engine.
+            self.forget_version();
+            self.health.initial_member.store(false, Relaxed);
+            self.rejoin("its engine is down");
+        }
+        self.health.lifecycle.change(if up { Event::Alive } else { Event::Dead }, why);
+        let is_news = self.health.up.swap(up, Relaxed) != up;
+        if is_news && !up {
+            self.becomes_another();
+        }
+        is_news
+    }
+
+    /// Whether the worker has been probed.
+    pub fn is_probed(&self) -> bool {
+        self.health.probed.load(Relaxed)
+    }
+
+    /// Records the result of a probe. Returns whether it changed, or is the first success.
+    pub fn set_probed(&self, up: bool, why: impl Display) -> bool {
+        self.health.presence.probed(up);
+        let first = !self.health.probed.swap(true, Relaxed);
+        self.set_up(up, why) || (first && up)
+    }
+}
