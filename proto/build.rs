@@ -5,8 +5,7 @@ use std::path::PathBuf;
 
 use protox::prost::Message;
 
-const PROTO_FILES: &[&str] =
-    &["splitrail/v1/fleet.proto", "splitrail/v1/front_door.proto", "splitrail/v1/plane.proto"];
+const PROTO_FILES: &[&str] = &["splitrail/v1/fleet.proto", "splitrail/v1/front_door.proto"];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=splitrail");

@@ -1,11 +1,8 @@
 //! Measures what many workers cost a router, and what a shim costs its engine: with real processes
 //! on loopback, and scripted engines and shims in this process.
 
-mod broker;
 mod cold_start;
-mod cold_start_nats;
 mod engine;
-mod event_plane;
 mod events;
 pub(crate) mod http;
 mod membership;
@@ -36,9 +33,8 @@ pub type Failure = Box<dyn Error + Send + Sync>;
 type Workload = fn(&Options, &mut Report) -> Result<(), Failure>;
 
 /// All workloads with their names, in the order in which they run.
-const WORKLOADS: [(&str, Workload); 5] = [
+const WORKLOADS: [(&str, Workload); 4] = [
     ("cold_start", cold_start::run),
-    ("cold_start_nats", cold_start_nats::run),
     ("membership", membership::run),
     ("shim", shim::run),
     ("two_routers", two_routers::run),

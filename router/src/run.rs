@@ -23,8 +23,8 @@ use crate::ingress::{grpc, http, listener};
 use crate::live::Live;
 use crate::reload::Reload;
 use crate::runtime_lag;
+use splitrail_config::Listen;
 use splitrail_config::tls::Protocols;
-use splitrail_config::{Events, Listen};
 use splitrail_fleet::Fleet;
 use splitrail_fleet::read_back::release_of;
 use splitrail_fleet_listener::FleetListener;
@@ -106,10 +106,9 @@ impl Running {
         let sockets = Sockets::bind(listen).await?;
         let addresses = sockets.addresses()?;
         let fleet = Fleet::start(Arc::clone(&core.cluster)).map_err(io::Error::other)?;
-        let is_open = sockets.fleet.is_some() || matches!(core.cluster.events, Events::Nats(_));
         let open =
-            || FleetListener::open(Arc::clone(&core.cluster), Arc::clone(&fleet), sockets.fleet);
-        let fleet_listener = is_open.then(open).transpose()?;
+            |socket| FleetListener::open(Arc::clone(&core.cluster), Arc::clone(&fleet), socket);
+        let fleet_listener = sockets.fleet.map(open).transpose()?;
         let stop = CancellationToken::new();
         let mut listeners = JoinSet::new();
         let client_listener = |name, routes: Routes, tls| {

@@ -21,9 +21,14 @@ pub struct NatsServer {
 impl NatsServer {
     /// Starts a server with an empty store.
     pub async fn start() -> Self {
+        Self::start_with("").await
+    }
+
+    /// Starts a server with an empty store; `more` stands in its configuration file.
+    pub async fn start_with(more: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let port = HeldPort::take();
-        let args = arguments("nats", folder.path(), port.number(), "");
+        let args = arguments(folder.path(), port.number(), more);
         let mut server = Self { folder, args, port, process: None };
         server.run().await;
         server
@@ -31,7 +36,9 @@ impl NatsServer {
 
     /// Starts a killed server again.
     pub async fn run(&mut self) {
-        let started = start("nats", self.folder.path(), &self.args, self.port.address()).await;
+        let (folder, address) = (self.folder.path(), self.port.address());
+        let accepts = || greets(address);
+        let started = Process::of(&nats_server(), "nats", folder, &self.args, &[], &accepts).await;
         self.process = Some(started);
     }
 
@@ -55,7 +62,7 @@ impl NatsServer {
 ///
 /// # Panics
 /// If it is nowhere.
-pub fn nats_server() -> PathBuf {
+fn nats_server() -> PathBuf {
     if let Some(named) = std::env::var_os("NATS_SERVER") {
         return named.into();
     }
@@ -63,27 +70,21 @@ pub fn nats_server() -> PathBuf {
     let folders = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/usr/local/bin".into()]);
     let found = folders.map(|folder| folder.join("nats-server")).find(|file| file.is_file());
     found.expect(
-        "nats-server is missing, which tests of the event plane need: `apt-get install \
+        "nats-server is missing, which tests of shared limits need: `apt-get install \
          nats-server`, or name it in the variable NATS_SERVER",
     )
 }
 
 /// The arguments of a server that listens on loopback and keeps its streams in a folder.
-/// `more` stands in its configuration file.
-pub fn arguments(name: &str, folder: &Path, port: u16, more: &str) -> Vec<String> {
-    let config = folder.join(format!("{name}.conf"));
-    let store = folder.join(format!("{name}.store"));
+fn arguments(folder: &Path, port: u16, more: &str) -> Vec<String> {
+    let config = folder.join("nats.conf");
+    let store = folder.join("nats.store");
     let text = format!(
         "host: 127.0.0.1\nport: {port}\njetstream {{ store_dir: \"{}\" }}\n{more}\n",
         store.display()
     );
     std::fs::write(&config, text).expect("a configuration");
     vec!["-c".to_owned(), config.display().to_string()]
-}
-
-/// Starts it, and waits until it takes connections.
-pub async fn start(name: &str, folder: &Path, args: &[String], at: SocketAddr) -> Process {
-    Process::of(&nats_server(), name, folder, args, &[], &|| greets(at)).await
 }
 
 /// Whether a server says who it is, and has JetStream.

@@ -11,7 +11,6 @@ use splitrail_kv::mix;
 use splitrail_sim::write_tokenizer;
 use tempfile::TempDir;
 
-use crate::broker;
 use crate::client::Client;
 use crate::ports::HeldPorts;
 use crate::process::Process;
@@ -22,8 +21,6 @@ const RECOVERY: Duration = Duration::from_secs(45);
 /// What a process is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ProcessKind {
-    /// The broker of the event plane.
-    Broker,
     /// A simulated engine.
     Engine,
     /// The shim of the engine of the same place.
@@ -70,14 +67,6 @@ pub struct Plan {
     pub engine: Vec<String>,
     /// Data-parallel ranks of each engine.
     pub ranks: u16,
-    /// Whether shims and routers speak over a broker.
-    pub broker: bool,
-    /// Further lines of the broker's configuration.
-    pub broker_config: String,
-    /// Further keys of the routers' `events`, behind a comma.
-    pub events: String,
-    /// Further keys of everybody's, likewise.
-    pub login: String,
     /// The addresses of routers that shims attach to, from the routers' own: where something
     /// stands between.
     pub between: fn(SocketAddr) -> SocketAddr,
@@ -93,10 +82,6 @@ impl Default for Plan {
             top: String::new(),
             engine: Vec::new(),
             ranks: 1,
-            broker: false,
-            broker_config: String::new(),
-            events: String::new(),
-            login: String::new(),
             between: |address| address,
         }
     }
@@ -114,16 +99,10 @@ impl ProcessCluster {
         let mut posts = Vec::new();
         let mut attach = Vec::new();
         let mut ports = HeldPorts::default();
-        let broker = plan.broker.then(|| {
-            let port = ports.take();
-            let args = broker::arguments("nats", folder.path(), port, &plan.broker_config);
-            posts.push(ManagedProcess::new(ProcessKind::Broker, "nats", args, port, 0));
-            loopback(port)
-        });
         for place in 0..plan.routers {
             let [http, admin, fleet] = [(); 3].map(|()| ports.take());
             let name = format!("r{place}");
-            let config = router_config(folder.path(), &name, &plan, [http, admin, fleet], broker);
+            let config = router_config(folder.path(), &name, &plan, [http, admin, fleet]);
             attach.push((plan.between)(loopback(fleet)).to_string());
             let args = ["serve".to_owned(), "--config".into(), config.display().to_string()];
             posts.push(ManagedProcess::new(ProcessKind::Router, &name, args.to_vec(), http, admin));
@@ -148,29 +127,14 @@ impl ProcessCluster {
                 posts.push(ManagedProcess::new(ProcessKind::Engine, &name, args, http, 0));
                 let engine = format!("http://{}", loopback(http));
                 let (at, role) = (loopback(listen), role.to_owned());
-                let args = match broker {
-                    None => {
-                        shim_flags([engine, at.to_string(), attach.join(","), role, name.clone()])
-                    }
-                    Some(broker) => {
-                        let events = format!(
-                            "{{ kind: nats, servers: [\"nats://{broker}\"]{} }}",
-                            plan.login
-                        );
-                        shim_file(
-                            folder.path(),
-                            [engine, at.to_string(), events, role, name.clone()],
-                        )
-                    }
-                };
+                let args =
+                    shim_flags([engine, at.to_string(), attach.join(","), role, name.clone()]);
                 posts.push(ManagedProcess::new(ProcessKind::Shim, &name, args, listen, 0));
             }
         }
         let mut stand = Self { posts, folder, _ports: ports };
         // Engines first: a shim is ready once it has reached its own.
-        for kind in
-            [ProcessKind::Broker, ProcessKind::Engine, ProcessKind::Router, ProcessKind::Shim]
-        {
+        for kind in [ProcessKind::Engine, ProcessKind::Router, ProcessKind::Shim] {
             for at in stand.of(kind) {
                 stand.run(at).await;
             }
@@ -218,12 +182,6 @@ impl ProcessCluster {
     /// SIGCONT.
     pub fn go_on(&self, at: usize) {
         self.posts[at].process.as_ref().expect("a process").send("CONT");
-    }
-
-    /// Throws away what the broker keeps, which must not run.
-    pub fn lose_broker_store(&self) {
-        let store = self.folder.path().join("nats.store");
-        std::fs::remove_dir_all(store).expect("a store");
     }
 
     /// What a process has logged.
@@ -328,7 +286,6 @@ impl ManagedProcess {
     async fn run(&mut self, folder: &Path) {
         let log = format!("{}-{:?}", self.name, self.kind);
         let process = match self.kind {
-            ProcessKind::Broker => broker::start(&log, folder, &self.args, self.http).await,
             ProcessKind::Shim => Process::shim(&log, folder, &self.args).await,
             ProcessKind::Engine | ProcessKind::Router => {
                 Process::start(&log, folder, &self.args).await
@@ -344,37 +301,11 @@ fn shim_flags(values: [String; 5]) -> Vec<String> {
     flags.into_iter().zip(values).flat_map(|(flag, value)| [flag.to_owned(), value]).collect()
 }
 
-/// The file of one that speaks over a broker.
-fn shim_file(folder: &Path, values: [String; 5]) -> Vec<String> {
-    let [engine, listen, events, role, id] = values;
-    let keys = format!(
-        "engine: \"{engine}\"\nlisten: \"{listen}\"\nevents: {events}\nrole: {role}\nid: {id}\n"
-    );
-    let path = folder.join(format!("{id}.shim.yaml"));
-    std::fs::write(&path, keys).expect("a configuration");
-    vec!["--config".to_owned(), path.display().to_string()]
-}
-
-fn router_config(
-    folder: &Path,
-    name: &str,
-    plan: &Plan,
-    ports: [u16; 3],
-    broker: Option<SocketAddr>,
-) -> PathBuf {
+fn router_config(folder: &Path, name: &str, plan: &Plan, ports: [u16; 3]) -> PathBuf {
     let [http, admin, fleet] = ports.map(loopback);
     let (model, top) = (indented(&plan.model), &plan.top);
-    let (fleet, events) = match broker {
-        None => (format!(", fleet: \"{fleet}\""), String::new()),
-        Some(broker) => {
-            let more = format!("{}{}", plan.events, plan.login);
-            let servers = format!("servers: [\"nats://{broker}\"], durable_name: {name}");
-            (String::new(), format!("events: {{ kind: nats, {servers}{more} }}"))
-        }
-    };
     let yaml = format!(
-        "listen: {{ http: \"{http}\", admin: \"{admin}\"{fleet} }}
-{events}
+        "listen: {{ http: \"{http}\", admin: \"{admin}\", fleet: \"{fleet}\" }}
 limits: {{ drain_delay: 3s, drain_grace: 20s }}
 {top}
 models:

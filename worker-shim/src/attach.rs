@@ -28,12 +28,8 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 pub use self::address::{Address, AddressError};
-#[cfg(feature = "nats")]
-pub(crate) use self::load_reporter::LoadReporter;
 pub use self::status::{RouterStatus, RouterStatuses, Stage};
 pub use self::stream_end::IncompatibleRouter;
-#[cfg(feature = "nats")]
-pub(crate) use self::stream_end::PROTOCOL;
 pub use self::tls::RouterTls;
 pub use self::token::Token;
 

@@ -10,7 +10,6 @@ pub mod config;
 pub mod drain;
 pub mod engine;
 pub mod mirror;
-pub mod plane;
 pub mod proxy;
 pub mod run;
 pub mod status;

@@ -22,7 +22,7 @@ const BUILD: Build = Build {
     program: "splitrail-shim",
     version: env!("CARGO_PKG_VERSION"),
     commit: option_env!("SPLITRAIL_COMMIT"),
-    features: &[("nats", cfg!(feature = "nats"))],
+    features: &[],
     is_profile_guided: cfg!(profile_guided),
 };
 

@@ -19,11 +19,10 @@ mod follow;
 mod settings;
 
 use crate::attach;
-use crate::config::{Config, Events, Role};
+use crate::config::{Config, Role};
 use crate::drain::{self, DrainInputs, DrainWait};
 use crate::engine::{Engine, ProxyLoad};
 use crate::mirror::{self, Mirror};
-use crate::plane;
 use crate::proxy::{self, GateRequirement, Proxy, Residency, Traffic};
 use crate::status::StatusEndpoints;
 use crate::telemetry::Metrics;
@@ -106,15 +105,12 @@ impl RunningShim {
             ..mirror::MirrorConfig::default()
         });
         let attached = attach::RouterStatuses::default();
-        let published = plane::SharedPlaneStatus::default();
-        let published = matches!(config.events, Events::Nats(_)).then_some(published);
         let status = Arc::new(StatusEndpoints {
             id: config.id.clone(),
             role: config.role,
             engine: engine.clone(),
             mirror: mirror.clone(),
             routers: attached.clone(),
-            plane: published.clone(),
             metrics: Arc::clone(&metrics),
             draining: AtomicBool::new(false),
         });
@@ -134,7 +130,6 @@ impl RunningShim {
         let unfollowed_groups = mirror.unfollowed_groups();
         tasks.spawn(follow::run(follow::FollowerInputs {
             attach: settings::attach(&config, address, attached)?,
-            plane: settings::plane(&config, address, published.unwrap_or_default()),
             mirror,
             engine: engine.clone(),
             leaving: leaving.clone(),

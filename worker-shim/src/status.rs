@@ -14,7 +14,6 @@ use crate::attach::{self, Stage};
 use crate::config::Role;
 use crate::engine::Engine;
 use crate::mirror::Mirror;
-use crate::plane;
 use crate::telemetry::Metrics;
 
 /// Serves the shim's own endpoints.
@@ -29,8 +28,6 @@ pub struct StatusEndpoints {
     pub mirror: Mirror,
     /// The attachments to routers.
     pub routers: attach::RouterStatuses,
-    /// The state of the event plane, if one is configured.
-    pub plane: Option<plane::SharedPlaneStatus>,
     /// The shim's metrics.
     pub metrics: Arc<Metrics>,
     /// Whether the shim has received a stop signal.
@@ -97,11 +94,6 @@ impl StatusEndpoints {
             let lag = metrics.router_lag_changes.with_label_values(&[&address]);
             lag.set(i64::try_from(router.lag()).unwrap_or(i64::MAX));
         }
-        if let Some(plane) = self.plane.as_ref().map(plane::SharedPlaneStatus::get) {
-            metrics.broker_connected.set(plane.connected.into());
-            metrics.broker_lag_changes.set(i64::try_from(plane.lag).unwrap_or(i64::MAX));
-            raise_to(&metrics.broker_losses, plane.losses);
-        }
         for rank in &mirror.ranks {
             let name = rank.rank.to_string();
             metrics.mirror_current.with_label_values(&[&name]).set(rank.current.into());
@@ -138,16 +130,6 @@ impl StatusEndpoints {
         self.routers.routers().iter().map(router).collect()
     }
 
-    fn events(&self) -> Option<Value> {
-        let plane = self.plane.as_ref()?.get();
-        Some(json!({
-            "kind": "nats", "connected": plane.connected,
-            "published_sequence": plane.published_sequence, "lag": plane.lag,
-            "snapshots": plane.snapshots, "losses": plane.losses,
-            "failures": plane.failures, "last_error": plane.last_error,
-        }))
-    }
-
     fn status_json(&self) -> Value {
         let identity = self.engine.identity.borrow().clone();
         let mirror = self.mirror.status();
@@ -176,7 +158,6 @@ impl StatusEndpoints {
             "capabilities": self.engine.capabilities.borrow().to_json(),
             "load": self.load(),
             "routers": self.routers(),
-            "events": self.events(),
             "mirror": {
                 "mirror_id": mirror.mirror_id, "sequence": mirror.sequence,
                 "ring_changes": mirror.ring_changes, "ring_bytes": mirror.ring_bytes,

@@ -30,12 +30,6 @@ pub struct Metrics {
     pub router_live: IntGaugeVec,
     /// Changes that a router was sent and has not acknowledged, by its address.
     pub router_lag_changes: IntGaugeVec,
-    /// Whether there is a connection to the broker: 0 or 1.
-    pub broker_connected: IntGauge,
-    /// Changes that are not in the broker's stream yet.
-    pub broker_lag_changes: IntGauge,
-    /// How often changes were lost on the way to the broker and replaced by a snapshot.
-    pub broker_losses: IntCounter,
     /// Whether the shim drains: 0 or 1.
     pub draining: IntGauge,
 }
@@ -119,16 +113,6 @@ impl Metrics {
                 "router_lag_changes",
                 "Changes that were sent to the router and that the router has not acknowledged.",
                 &["router"],
-            )?,
-            broker_connected: new.gauge(
-                "broker_connected",
-                "Whether there is a connection to the broker: 0 or 1.",
-            )?,
-            broker_lag_changes: new
-                .gauge("broker_lag_changes", "Changes that are not in the broker's stream yet.")?,
-            broker_losses: new.counter(
-                "broker_losses_total",
-                "How often changes were lost on the way to the broker and replaced by a snapshot.",
             )?,
             draining: new.gauge("draining", "Whether the shim drains: 0 or 1.")?,
             registry: new.0,

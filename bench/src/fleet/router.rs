@@ -47,23 +47,9 @@ impl Router {
 /// because scripted engines have no tokenizer.
 pub(super) fn yaml([http, admin, fleet]: [std::net::SocketAddr; 3], block_size: u32) -> String {
     let listen = format!("{{ http: \"{http}\", admin: \"{admin}\", fleet: \"{fleet}\" }}");
-    format!("listen: {listen}\n{}", model(block_size))
-}
-
-/// A configuration with listeners for requests and operators, and an event plane over a broker.
-pub(super) fn yaml_nats(
-    [http, admin]: [std::net::SocketAddr; 2],
-    broker: std::net::SocketAddr,
-    block_size: u32,
-) -> String {
-    let listen = format!("{{ http: \"{http}\", admin: \"{admin}\" }}");
-    let events = format!("{{ kind: nats, servers: [\"nats://{broker}\"], durable_name: bench }}");
-    format!("listen: {listen}\nevents: {events}\n{}", model(block_size))
-}
-
-fn model(block_size: u32) -> String {
     format!(
-        "models:
+        "listen: {listen}
+models:
   - name: {MODEL}
     block_size: {block_size}
     tokenizer: {{ kind: huggingface, path: . }}

@@ -20,7 +20,7 @@ pub(crate) enum AttentionKind {
     KeyFileUnusable,
     /// The replica has no keys of an issuer of JSON Web Tokens.
     IssuerWithoutKeys,
-    /// The replica is not connected to its broker.
+    /// The replica is not connected to the broker over which limits are shared.
     BrokerDisconnected,
     /// The replica has refused requests because of load.
     ShedsRequests,
@@ -95,14 +95,7 @@ pub(crate) fn of_replica(snapshot: &ReplicaState) -> Vec<Attention> {
     }
     found.extend(files_and_connections(snapshot));
     found.extend(sheds(&snapshot.shed));
-    // A lost broker gets one line of its own instead of a line for each worker behind it.
-    let is_told = |worker: &WorkerSnapshot, one: &Attention| {
-        let is_cut_off = one.kind == AttentionKind::EventsCutOff;
-        is_cut_off && snapshot.broker_disconnected && worker.is_behind_broker()
-    };
-    for worker in &snapshot.workers {
-        found.extend(of_worker(worker).into_iter().filter(|one| !is_told(worker, one)));
-    }
+    found.extend(snapshot.workers.iter().flat_map(of_worker));
     found
 }
 
@@ -127,16 +120,9 @@ fn files_and_connections(snapshot: &ReplicaState) -> Vec<Attention> {
         found.push(Attention::new(Kind::IssuerWithoutKeys, message).advise(advice));
     }
     if snapshot.broker_disconnected {
-        let behind = snapshot.workers.iter().filter(|worker| worker.is_behind_broker()).count();
-        let of_workers = match behind {
-            0 => String::new(),
-            1 => " of 1 worker".to_owned(),
-            workers => format!(" of {workers} workers"),
-        };
-        let message = format!(
-            "events: the broker is not connected; what it carries{of_workers} is not up to date"
-        );
-        let advice = "the router's log has the cause: check `events.servers` and `events.login`";
+        let message = "quotas: the broker is not connected; after `quotas.lease`, tenants get a \
+                       small part of their limits";
+        let advice = "the router's log has the cause: check `quotas.servers` and `quotas.login`";
         found.push(Attention::new(Kind::BrokerDisconnected, message).advise(advice));
     }
     found

@@ -20,7 +20,7 @@ pub(crate) struct ReplicaState {
     pub(crate) unusable_key_files: Vec<String>,
     /// The issuers of JSON Web Tokens of which it has no keys.
     pub(crate) issuers_without_keys: Vec<String>,
-    /// Whether it has a broker and is not connected to it.
+    /// Whether it shares limits over a broker and is not connected to it.
     pub(crate) broker_disconnected: bool,
     /// Requests that it has refused because of load within the last minute.
     pub(crate) shed: Vec<ShedSnapshot>,
@@ -115,10 +115,5 @@ impl WorkerSnapshot {
     /// Whether this is the worker of a model.
     pub(crate) fn is(&self, model: &str, id: &str) -> bool {
         self.model == model && self.id == id
-    }
-
-    /// Whether its KV events come through the broker.
-    pub(crate) fn is_behind_broker(&self) -> bool {
-        self.events_origin.as_deref() == Some("broker")
     }
 }

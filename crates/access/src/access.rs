@@ -8,8 +8,6 @@ use http::HeaderMap;
 use splitrail_config::Problems;
 use splitrail_config::jwks::BadJwksUrl;
 use splitrail_config::keys::OperatorRole;
-#[cfg(feature = "nats")]
-use splitrail_config::model::Events;
 use splitrail_config::model::{Auth, CertificateName, Config, Quotas};
 use splitrail_settings::SecretError;
 use splitrail_telemetry::Metrics;
@@ -94,14 +92,13 @@ pub enum AccessError {
 /// Where a configuration has limits counted.
 #[cfg_attr(not(feature = "nats"), allow(clippy::unnecessary_wraps, unused_variables))]
 fn counting(config: &Config, clock: SteadyClock) -> Result<LimitCounting, AccessError> {
-    Ok(match (&config.quotas, &config.events) {
-        (Quotas::Local(local), _) => LimitCounting::Local(local.share),
+    Ok(match &config.quotas {
+        Quotas::Local(local) => LimitCounting::Local(local.share),
         #[cfg(feature = "nats")]
-        (Quotas::Nats(quotas), Events::Nats(events)) => {
-            LimitCounting::Shared(Arc::new(Replicas::new(quotas, events, clock)?))
-        }
-        // The checks of a configuration exclude it.
-        (Quotas::Nats(_), _) => LimitCounting::Local(1.0),
+        Quotas::Nats(quotas) => LimitCounting::Shared(Arc::new(Replicas::new(quotas, clock)?)),
+        // The check of a configuration refuses what this build lacks.
+        #[cfg(not(feature = "nats"))]
+        Quotas::Nats(_) => LimitCounting::Local(1.0),
     })
 }
 
@@ -328,6 +325,19 @@ impl Access {
         }
     }
 
+    /// Sets the gauge of the connection to the broker, if limits are shared.
+    #[cfg_attr(not(feature = "nats"), allow(unused_variables))]
+    pub fn observe_broker(&self, metrics: &Metrics) {
+        match &self.counting {
+            LimitCounting::Local(_) => {}
+            #[cfg(feature = "nats")]
+            LimitCounting::Shared(replicas) => {
+                let gauge = metrics.broker_connected.with_label_values::<&str>(&[]);
+                gauge.set(replicas.is_connected().into());
+            }
+        }
+    }
+
     /// Reads the files again that have changed. May wait for a disk.
     pub fn refresh(&self) {
         self.keys.iter().for_each(KeySource::refresh);
@@ -369,8 +379,7 @@ mod tests {
         let yaml = format!(
             "
 tenants: [ {{ limits: {{ requests_per_minute: 5 }}, name: {tenants} }} ]
-quotas: {{ kind: nats }}
-events: {{ kind: nats, servers: [\"nats://127.0.0.1:1\"] }}
+quotas: {{ kind: nats, servers: [\"nats://127.0.0.1:1\"] }}
 models:
   - name: m
     tokenizer: {{ kind: none }}

@@ -14,6 +14,8 @@ use tokio::sync::Notify;
 
 #[cfg_attr(not(any(test, feature = "nats")), allow(dead_code))]
 mod account;
+#[cfg(feature = "nats")]
+mod broker;
 mod clock;
 mod exceeded;
 #[cfg_attr(not(any(test, feature = "nats")), allow(dead_code))]

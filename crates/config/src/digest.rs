@@ -4,15 +4,14 @@ use std::path::PathBuf;
 
 use std::net::SocketAddr;
 
-use super::model::{Config, Events, Listen, Listener};
+use super::model::{Config, Listen, Listener};
 
 impl Config {
     /// A hash of 48 bits, which a metric can represent exactly. Equal configurations have the same
     /// hash, even if their files differ in form; different ones almost never do. What each replica
     /// has for itself is left out: addresses, names and certificates of the listeners (not whether there
-    /// is one, nor who may use it), `events.durable_name`, and the paths of the files that the router
-    /// writes (not whether there is one). Secrets are hashed
-    /// as the references in the file, not by their value.
+    /// is one, nor who may use it), and the paths of the files that the router writes (not whether there
+    /// is one). Secrets are hashed as the references in the file, not by their value.
     #[must_use]
     pub fn digest(&self) -> u64 {
         const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
@@ -30,9 +29,6 @@ impl Config {
     fn shared_part(&self) -> Self {
         let mut shared = self.clone();
         shared.listen = without_own(shared.listen);
-        if let Events::Nats(events) = &mut shared.events {
-            events.durable_name = None;
-        }
         let paths = [
             &mut shared.ledger.path,
             &mut shared.record.path,
@@ -89,7 +85,6 @@ mod tests {
             digest(&format!(
                 "listen: {{ http: '10.0.0.{number}:8000', admin: '10.0.0.{number}:9090', \
                  admin_hosts: [router-{number}], metrics: '10.0.0.{number}:9091' }}\n\
-                 events: {{ kind: nats, servers: ['nats://127.0.0.1:4222'], durable_name: r{number} }}\n\
                  ledger: {{ path: ledger-{number}.jsonl }}\n\
                  record: {{ path: record-{number}.jsonl }}\n\
                  audit: {{ path: audit-{number}.jsonl }}\n\
@@ -108,8 +103,8 @@ mod tests {
             "listen: { grpc: '127.0.0.1:8001', grpc_explain: true }",
             "listen: { grpc: '127.0.0.1:8001' }",
             "listen: { http_hosts: [llm.example] }",
-            "events: { kind: nats, servers: ['nats://127.0.0.1:4222'], durable_name: r0 }",
-            "events: { kind: nats, servers: ['nats://127.0.0.2:4222'], durable_name: r0 }",
+            "quotas: { kind: nats, servers: ['nats://127.0.0.1:4222'] }",
+            "quotas: { kind: nats, servers: ['nats://127.0.0.2:4222'] }",
         ];
         let digests: std::collections::BTreeSet<u64> = all.into_iter().map(digest).collect();
         assert_eq!(digests.len(), all.len());

@@ -8,7 +8,7 @@ pub(super) const ROUTER_PROFILE: FileProfile = FileProfile {
     secret_keys: &[
         "engine_api_key",
         "fleet.token",
-        "events.login",
+        "quotas.login",
         "cache_salt_key",
         "tracing.otlp.headers",
     ],

@@ -179,8 +179,8 @@ fn anchor_paths(config: &mut Config, base_dir: &Path) {
         let paths = [&mut tls.cert, &mut tls.key].into_iter().chain(&mut tls.client_ca);
         paths.for_each(|path| *path = base_dir.join(&*path));
     }
-    if let Events::Nats(events) = &mut config.events {
-        events.broker.anchor(base_dir);
+    if let Quotas::Nats(quotas) = &mut config.quotas {
+        quotas.anchor(base_dir);
     }
     for model in &mut config.models {
         if let TokenizerConfig::Huggingface(tokenizer) = &mut model.tokenizer {

@@ -21,7 +21,6 @@ mod connector;
 mod costs;
 mod discovery;
 mod engine_tls;
-mod events;
 mod fleet;
 pub(crate) mod flow;
 mod health;
@@ -51,7 +50,6 @@ pub use discovery::{
     AddressFamily, Discovery, DnsDiscovery, KubernetesDiscovery, PodPort, UrlScheme,
 };
 pub use engine_tls::EngineTls;
-pub use events::{Events, NatsEvents, Storage};
 pub use fleet::{ClientWorkers, FleetConfig, FleetTls, FleetToken};
 pub use flow::{BreakerConfig, Flow, GateConfig, GateKind, RequestFlow, Retries};
 pub use health::{EjectionConfig, HealthConfig};
@@ -61,7 +59,7 @@ pub use network::{Network, NotANetwork};
 pub use peer_fetch::{KvLoadFailurePolicy, PeerFetch};
 pub use prewarm::PrewarmConfig;
 pub use queue::{QueueConfig, ThresholdConfig};
-pub use quotas::{LocalQuotas, NatsQuotas, Quotas};
+pub use quotas::{BrokerLogin, LocalQuotas, NatsQuotas, Quotas};
 pub use speculative_index::SpeculativeIndexConfig;
 pub use splitrail_policy::Policy;
 pub use tokenizer::{ContentFormatConfig, EngineTokenizer, HuggingfaceTokenizer, TokenizerConfig};
@@ -89,9 +87,6 @@ pub struct Config {
     /// How shims attach, and the networks of unlisted workers.
     #[serde(default)]
     pub fleet: FleetConfig,
-    /// How the reports of shims reach this router.
-    #[serde(default)]
-    pub events: Events,
     /// The [ledger](ledger.md).
     #[serde(default)]
     pub ledger: Ledger,

@@ -11,7 +11,7 @@ pub struct Parts {
     pub kubernetes: bool,
     /// Export of traces (`tracing.otlp`).
     pub otlp: bool,
-    /// The event plane (`events: { kind: nats }`) and shared limits (`quotas: { kind: nats }`).
+    /// Limits that routers share over a broker (`quotas: { kind: nats }`).
     pub nats: bool,
 }
 
@@ -29,8 +29,6 @@ impl Parts {
                 lacking(self.kubernetes, "kubernetes", &key, node.get("kind"), report);
             }
         }
-        let events = root.get("events").and_then(|events| events.get("kind"));
-        lacking(self.nats, "nats", "events.kind", events, report);
         let quotas = root.get("quotas").and_then(|quotas| quotas.get("kind"));
         lacking(self.nats, "nats", "quotas.kind", quotas, report);
         let otlp = root.get("tracing").and_then(|tracing| tracing.get("otlp"));

@@ -13,7 +13,6 @@ mod access_log;
 mod connector;
 mod discovery;
 mod engine_tls;
-mod events;
 mod fleet;
 mod flow;
 mod health;
@@ -64,8 +63,7 @@ pub(super) fn check(
     fleet::check(root, base_dir, report);
     limits::check(root, report);
     prewarm::check_memory(root, report);
-    events::check(root, base_dir, report);
-    quotas::check(root, report);
+    quotas::check(root, base_dir, report);
     let mut names = Names { seen: HashMap::new() };
     let models = root.get("models").map(Node::items).unwrap_or_default();
     for (index, model) in models.iter().enumerate() {

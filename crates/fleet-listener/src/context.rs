@@ -1,4 +1,4 @@
-//! The state that the listener for shims, the event plane and all sessions share.
+//! The state that the listener for shims and all sessions share.
 
 use std::sync::Arc;
 

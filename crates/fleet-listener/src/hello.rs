@@ -10,7 +10,7 @@ use splitrail_proto::v1::attach_request::Message;
 use tonic::Status;
 
 use super::credentials::AllowedWorkers;
-use super::inbound::{Inbound, ShimInput};
+use super::inbound::Inbound;
 use splitrail_config::model::{Discovery, Role, WorkerConfig};
 use splitrail_config::{engine_address, http_address};
 use splitrail_engine_client::networks::literal;
@@ -55,10 +55,7 @@ pub(super) async fn read_hello(
 ) -> Result<CheckedHello, Status> {
     let first = tokio::time::timeout(HELLO_TIMEOUT, inbound.next()).await;
     let first = first.map_err(|_| Status::unavailable("the shim sent no `hello` in time"))??;
-    let Some(ShimInput::Message(Some(first))) = first else {
-        return Err(Status::invalid_argument("the first message must be `hello`"));
-    };
-    let Message::Hello(hello) = *first else {
+    let Some(Some(Message::Hello(hello))) = first else {
         return Err(Status::invalid_argument("the first message must be `hello`"));
     };
     let serving = cluster.serving();

@@ -10,8 +10,6 @@ mod context;
 mod credentials;
 mod hello;
 mod inbound;
-#[cfg(feature = "nats")]
-mod plane;
 mod receive;
 mod registry;
 mod session;
@@ -45,12 +43,10 @@ use inbound::Inbound;
 use receive::receive;
 use registry::SessionRegistry;
 use splitrail_api::text::random_id;
-use splitrail_config::model::{ClientWorkers, Events, NatsEvents};
+use splitrail_config::model::ClientWorkers;
 use splitrail_fleet::Cluster;
 use splitrail_fleet::Fleet;
 use splitrail_settings::log_throttle::LogThrottle;
-#[cfg(feature = "nats")]
-use splitrail_telemetry::{TaskName, restart_on_panic};
 use tls::Certificates;
 
 /// Maximum size of a shim's message in bytes; a message carries some thousands of blocks.
@@ -80,16 +76,16 @@ pub struct FleetListener {
 }
 
 impl FleetListener {
-    /// Starts on a bound listener and on the event plane, as far as they are configured.
+    /// Starts on a bound listener.
     ///
     /// # Errors
     /// Tokens or certificates cannot be read.
     pub fn open(
         cluster: Arc<Cluster>,
         fleet: Arc<Fleet>,
-        listener: Option<TcpListener>,
+        listener: TcpListener,
     ) -> io::Result<Self> {
-        let (config, events) = (cluster.fleet.clone(), cluster.events.clone());
+        let config = cluster.fleet.clone();
         let stop = CancellationToken::new();
         let tasks = Tasks::default();
         let context = Arc::new(AttachContext {
@@ -102,12 +98,7 @@ impl FleetListener {
             refused: LogThrottle::default(),
         });
         let mut serving = JoinSet::new();
-        if let Events::Nats(events) = events {
-            follow_plane(&context, &tasks, events)?;
-        }
-        if let Some(listener) = listener {
-            serving.spawn(serve(context, Arc::clone(&tasks), listener)?);
-        }
+        serving.spawn(serve(context, Arc::clone(&tasks), listener)?);
         Ok(Self { stop, tasks, server: serving })
     }
 
@@ -122,25 +113,6 @@ impl FleetListener {
         };
         let _in_time = tokio::time::timeout(CLOSE_TIMEOUT, ended).await;
     }
-}
-
-/// Starts to follow the shims' reports on the event plane.
-#[cfg(feature = "nats")]
-fn follow_plane(context: &Arc<AttachContext>, tasks: &Tasks, events: NatsEvents) -> io::Result<()> {
-    let context = Arc::clone(context);
-    let run = move || plane::run(Arc::clone(&context), events.clone());
-    lock(tasks).spawn(restart_on_panic(TaskName::new("event plane"), run));
-    Ok(())
-}
-
-/// The configuration check refuses an event plane that this build lacks.
-#[cfg(not(feature = "nats"))]
-fn follow_plane(
-    _context: &Arc<AttachContext>,
-    _tasks: &Tasks,
-    _events: NatsEvents,
-) -> io::Result<()> {
-    Err(io::Error::other("the event plane is not part of this build"))
 }
 
 /// Prepares the server for shims that connect.
@@ -230,7 +202,7 @@ impl FleetService for Service {
         let mut tasks = lock(&self.tasks);
         // Bounded by the connections and their streams, and by the sessions.
         while tasks.try_join_next().is_some() {}
-        let inbound = Inbound::of_stream(request.into_inner(), peer);
+        let inbound = Inbound::new(request.into_inner(), peer);
         tasks.spawn(receive(Arc::clone(&self.context), inbound, outbound, allowed));
         drop(tasks);
         let replies = futures_util::stream::unfold(replies, async |mut replies| {

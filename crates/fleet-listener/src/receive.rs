@@ -1,5 +1,4 @@
-//! Forwards a shim's stream, from the listener or from the event plane, to the session of its
-//! worker.
+//! Forwards a shim's stream to the session of its worker.
 
 use std::sync::Arc;
 

@@ -9,13 +9,11 @@ use splitrail_kv::{AppliedBlocks, HASH_LAYOUT};
 use splitrail_proto::v1;
 use splitrail_proto::v1::attach_request::Message;
 use splitrail_proto::v1::attach_response::Message as RouterMessage;
-use tokio::sync::watch;
 use tonic::{Code, Status};
 
 use super::blocks::{Fault, ShimBlocks};
 use super::context::AttachContext;
 use super::hello::{self, CheckedHello};
-use super::inbound::ShimInput;
 use super::registry::{PendingStream, SessionGuard};
 use super::stream::ShimStream;
 use splitrail_fleet::indexing::{IndexPart, OVER_LIMIT};
@@ -27,9 +25,6 @@ pub(super) struct Session {
     context: Arc<AttachContext>,
     guard: SessionGuard,
     attached: Option<AttachedWorker>,
-    /// The state of the broker's connection, if the shim uses the event plane. Without the broker
-    /// the shim cannot come back.
-    plane: Option<watch::Receiver<bool>>,
 }
 
 /// The worker, and the state of its blocks.
@@ -55,7 +50,7 @@ enum NextStep {
 
 /// The next event for a session.
 enum SessionEvent {
-    Received(Box<Result<Option<ShimInput>, Status>>),
+    Received(Box<Result<Option<Option<Message>>, Status>>),
     Ended(NextStep),
     /// The fleet has replaced the worker by a new one with the same id.
     Replaced,
@@ -65,20 +60,9 @@ enum SessionEvent {
     Due,
 }
 
-/// Returns after the rejoin grace. Time in which the broker is disconnected does not count.
-async fn grace(grace: Duration, plane: Option<watch::Receiver<bool>>) {
-    let Some(mut connected) = plane else { return tokio::time::sleep(grace).await };
-    while connected.wait_for(|connected| *connected).await.is_ok() {
-        let away = connected.wait_for(|connected| !*connected);
-        if tokio::time::timeout(grace, away).await.is_err() {
-            return;
-        }
-    }
-}
-
 impl Session {
     pub(super) fn new(context: Arc<AttachContext>, guard: SessionGuard) -> Self {
-        Self { context, guard, attached: None, plane: None }
+        Self { context, guard, attached: None }
     }
 
     /// Serves the shim's streams until the worker leaves.
@@ -118,13 +102,12 @@ impl Session {
             () = self.context.stop.cancelled() => None,
             () = self.guard.evicted.cancelled() => None,
             pending = self.guard.streams.recv() => pending,
-            () = grace(self.context.config.rejoin_grace, self.plane.clone()) => None,
+            () = tokio::time::sleep(self.context.config.rejoin_grace) => None,
         }
     }
 
     async fn serve(&mut self, pending: PendingStream) -> NextStep {
         let (mut hello, mut stream) = ShimStream::new(pending, Instant::now());
-        self.plane = stream.inbound.plane();
         if let Err(status) =
             self.claim_worker(&hello).and_then(|()| self.send_welcome(&hello, &mut stream))
         {
@@ -164,7 +147,7 @@ impl Session {
                 }
             };
             let result = match received {
-                Ok(Some(received)) => self.handle(received, &mut stream).await,
+                Ok(Some(message)) => self.handle(message, &mut stream).await,
                 Ok(None) if stream.is_leaving => return NextStep::Nothing,
                 Ok(None) => return NextStep::Silence,
                 Err(status) => {
@@ -338,25 +321,7 @@ impl Session {
         Ok(())
     }
 
-    async fn handle(&mut self, received: ShimInput, stream: &mut ShimStream) -> Result<(), Status> {
-        match (received, &self.attached) {
-            (ShimInput::Message(message), _) => {
-                return self.handle_message(message.map(|message| *message), stream).await;
-            }
-            (ShimInput::InStep, Some(attached))
-                if !stream.resync.is_open() && attached.blocks.is_complete() =>
-            {
-                attached.mark_current();
-            }
-            (ShimInput::OutOfStep, Some(attached)) => {
-                attached.indexing.worker.set_events_current(false)
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-
-    async fn handle_message(
+    async fn handle(
         &mut self,
         message: Option<Message>,
         stream: &mut ShimStream,
@@ -371,7 +336,7 @@ impl Session {
                     && !stream.resync.is_open()
                     && attached.blocks.is_complete()
                 {
-                    attached.mark_current_if_ordered(stream);
+                    attached.mark_current();
                 }
                 Ok(())
             }
@@ -427,7 +392,6 @@ impl Session {
             worker.set_synced();
         }
         attached.indexing.add_named_groups(&capabilities.unfollowed_cache_groups);
-        worker.shim_report.set_uses_broker(self.plane.is_some());
         worker.shim_report.set_capabilities(capabilities);
         Ok(())
     }
@@ -468,14 +432,6 @@ impl AttachedWorker {
         Ok(())
     }
 
-    /// Marks the blocks as current if the order of the messages proves it; otherwise the relay says
-    /// when they are.
-    fn mark_current_if_ordered(&self, stream: &ShimStream) {
-        if stream.inbound.keeps_order() {
-            self.mark_current();
-        }
-    }
-
     /// Marks the worker's blocks in the index as current.
     fn mark_current(&self) {
         if self.other_block_size.is_some() {
@@ -507,7 +463,7 @@ impl AttachedWorker {
             Ok(None) => Ok(()),
             Ok(Some(sequence)) => {
                 stream.note_applied(sequence);
-                self.mark_current_if_ordered(stream);
+                self.mark_current();
                 if self.indexing.may_log("synced") {
                     let (worker, blocks) = (&self.indexing.worker, self.indexing.blocks());
                     let (model, worker) = (worker.model(), worker.id());
@@ -531,7 +487,7 @@ impl AttachedWorker {
         match taken {
             Ok(sequence) => {
                 stream.note_applied(sequence);
-                self.mark_current_if_ordered(stream);
+                self.mark_current();
                 if self.indexing.has_room_again(Instant::now()) {
                     stream.resync.need(OVER_LIMIT);
                     self.indexing.wait_longer();

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::releases::Releases;
 use super::served_models::{ServedModel, ServedModels};
-use splitrail_config::model::{Config, Events, FleetConfig};
+use splitrail_config::model::{Config, FleetConfig};
 use splitrail_engine_client::networks::Networks;
 
 /// The served models, and the settings of the configuration that only a restart changes.
@@ -20,10 +20,6 @@ pub struct Cluster {
     pub hash_seed: HashSeed,
     /// The settings for shims that attach.
     pub fleet: FleetConfig,
-    /// The event plane.
-    pub events: Events,
-    /// The port of the HTTP listener, as configured.
-    pub http_port: u16,
     /// The networks in which workers may be that are not listed in the configuration.
     pub networks: Networks,
     /// The router's metrics.
@@ -42,8 +38,6 @@ impl Cluster {
             hash_seed: HashSeed(config.hash_seed),
             networks: Networks::new(&fleet.networks),
             fleet,
-            events: config.events.clone(),
-            http_port: config.listen.http.address.port(),
             metrics,
             repairs: Releases::default(),
             serving: ArcSwap::from_pointee(ServedModels::new(models, config)),

@@ -6,7 +6,6 @@
 //! part follows the bookings, and the part of other routers stays as reported.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
@@ -19,22 +18,19 @@ use splitrail_workload::booking::BookedSums;
 pub enum EventOrigin {
     /// The engine publishes them, and the router follows it.
     Engine,
-    /// The worker's shim reports them over its own stream.
+    /// The worker's shim reports them.
     Shim,
-    /// The worker's shim reports them over the broker.
-    Broker,
 }
 
 impl EventOrigin {
     /// All origins.
-    pub const ALL: [Self; 3] = [Self::Engine, Self::Shim, Self::Broker];
+    pub const ALL: [Self; 2] = [Self::Engine, Self::Shim];
 
     /// The label in metrics and in `/admin/workers`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Engine => "engine",
             Self::Shim => "shim",
-            Self::Broker => "broker",
         }
     }
 }
@@ -44,8 +40,6 @@ impl EventOrigin {
 pub struct ShimReport {
     capabilities: ArcSwapOption<v1::Capabilities>,
     load: ArcSwapOption<ShimLoad>,
-    /// Whether the shim reports over the broker, instead of over its own stream.
-    uses_broker: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -118,20 +112,6 @@ impl ShimReport {
     /// Records the engine's capabilities.
     pub fn set_capabilities(&self, capabilities: v1::Capabilities) {
         self.capabilities.store(Some(Arc::new(capabilities)));
-    }
-
-    /// Records whether the shim reports over the broker, instead of over its own stream.
-    pub fn set_uses_broker(&self, uses_broker: bool) {
-        self.uses_broker.store(uses_broker, Relaxed);
-    }
-
-    /// How the KV events that a shim reports reach the router; `None` without a shim.
-    pub fn event_origin(&self) -> Option<EventOrigin> {
-        let has_shim = self.capabilities.load().is_some();
-        has_shim.then(|| match self.uses_broker.load(Relaxed) {
-            true => EventOrigin::Broker,
-            false => EventOrigin::Shim,
-        })
     }
 
     /// Whether a shim reports the engine's KV blocks.

@@ -272,7 +272,10 @@ impl Worker {
 
     /// How the worker's KV events reach the router; `None` if the worker has no source of KV events.
     pub fn event_origin(&self) -> Option<EventOrigin> {
-        self.tells_blocks().then(|| self.shim_report.event_origin().unwrap_or(EventOrigin::Engine))
+        self.tells_blocks().then(|| match self.shim_report.capabilities() {
+            Some(_) => EventOrigin::Shim,
+            None => EventOrigin::Engine,
+        })
     }
 
     /// Records that the first synchronisation of the index is over.

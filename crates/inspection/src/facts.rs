@@ -386,8 +386,6 @@ pub struct ShimStatus {
     pub routers: usize,
     /// The last error of a router that receives none.
     pub router_error: Option<String>,
-    /// Whether the shim is connected to its broker; `None` without one.
-    pub broker_connected: Option<bool>,
 }
 
 /// The state of a prefill worker's bootstrap server.

@@ -90,19 +90,8 @@ metrics! {
     request_output_tokens: HistogramVec[TOKENS]("request_output_tokens"; "model");
     /// Cached tokens of a completed request, if known.
     request_cached_tokens: HistogramVec[TOKENS]("request_cached_tokens"; "model");
-    /// Whether the router is connected to the broker of the event plane: 0 or 1.
+    /// Whether the router is connected to the broker of `quotas`: 0 or 1. Absent without one.
     broker_connected: IntGaugeVec("broker_connected"; );
-    /// Messages of shims that were received over the event plane, by kind: events or reports.
-    event_plane_messages: IntCounterVec("event_plane_messages_total"; "model", "kind" in PLANE_MESSAGES);
-    /// Messages of the event plane that were refused, by reason: spoofed (the message names another
-    /// worker than its subject), occupied (another process speaks for the worker), nonsense
-    /// (malformed), terms (blocks are hashed differently) or full.
-    event_plane_refused: IntCounterVec("event_plane_refused_messages_total"; "model", "reason" in PLANE_REFUSALS);
-    /// Snapshots over the event plane, by result: applied, asked (requested from a shim) or failed.
-    event_plane_snapshots: IntCounterVec("event_plane_snapshots_total"; "model", "result" in PLANE_SNAPSHOTS);
-    /// Messages in the model's stream that this router has not read yet; absent while the router does
-    /// not follow the stream.
-    event_plane_pending: IntGaugeVec("event_plane_pending_messages"; "model");
     /// Prompt tokens of served requests by leg and source. Never sum over legs.
     prompt_tokens: IntCounterVec("prompt_tokens_total"; "model", "leg" in LEGS, "source" in TOKEN_SOURCES, "tier" in TOKEN_TIERS; if tier_case);
     /// Prompt tokens of served requests, each prompt once.
@@ -272,8 +261,7 @@ metrics! {
     /// Attach calls of shims: `attached`, `resumed` (with the earlier index), or the refusal.
     attach_calls: IntCounterVec("attach_calls_total"; "result" in ATTACH);
     /// Whether the worker's KV events arrive: 0 or 1. While 0, its overlap is not used. The origin says
-    /// who reports them: the engine, its shim over a stream of its own, or its shim over the broker.
-    /// Absent for workers that report no blocks.
+    /// who reports them: the engine or its shim. Absent for workers that report no blocks.
     index_events_current: IntGaugeVec("index_events_current"; "model", "worker", "origin" in EVENT_ORIGINS);
     /// Whether the index lacks blocks because of `limits.index_blocks_per_worker_max`: 0 or 1.
     /// Absent for workers that report no blocks.
@@ -307,9 +295,8 @@ metrics! {
     /// Reloads, except those refused while draining or without a file.
     reloads: IntCounterVec("reloads_total"; "result" in RELOADS);
     /// A hash of 48 bits of the running configuration, without what each replica has for itself:
-    /// the addresses, `admin_hosts` and certificate files under `listen`, `events.durable_name`, and
-    /// the paths of ledger, record, audit and access_log. Replicas with the same configuration have the
-    /// same value.
+    /// the addresses, `admin_hosts` and certificate files under `listen`, and the paths of ledger,
+    /// record, audit and access_log. Replicas with the same configuration have the same value.
     config_hash: IntGaugeVec("config_hash";);
     /// When the running configuration was last loaded or confirmed, in seconds since 1970.
     config_loaded: GaugeVec("config_last_reload_success_timestamp_seconds";);

@@ -145,6 +145,7 @@ fn observe_router(core: &Core) {
     let access = core.access.load();
     access.tenants().for_each(|tenant| tenant.observe_limits(metrics));
     access.observe_key_files(metrics);
+    access.observe_broker(metrics);
 }
 
 /// The workers of each model, with the role that is a label of some of their series.

@@ -67,11 +67,10 @@ impl From<Problems> for ReloadError {
 }
 
 /// Keys that are used only at the start, with everything below them.
-const FIXED: [&[&str]; 14] = [
+const FIXED: [&[&str]; 13] = [
     &["listen"],
     &["hash_seed"],
     &["fleet"],
-    &["events"],
     &["rng_seed"],
     &["ledger"],
     &["record"],

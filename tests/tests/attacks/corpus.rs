@@ -17,8 +17,6 @@ mod engine_wire;
 mod grpc_call;
 #[path = "../../../fuzz/checks/ingress_wire.rs"]
 mod ingress_wire;
-#[path = "../../../fuzz/checks/plane.rs"]
-mod plane;
 #[path = "../../../fuzz/checks/replay.rs"]
 mod replay;
 #[path = "../../../fuzz/checks/sse.rs"]
@@ -67,9 +65,4 @@ fn ingress_wire() {
 #[test]
 fn grpc_call() {
     replay::replay("grpc_call", grpc_call::check);
-}
-
-#[test]
-fn plane() {
-    replay::replay("plane", plane::check);
 }

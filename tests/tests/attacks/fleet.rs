@@ -1,4 +1,4 @@
-//! Shims and brokers: who may speak for which worker, and what hostile events cost.
+//! Shims: who may speak for which worker, and what hostile events cost.
 
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};

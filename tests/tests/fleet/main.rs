@@ -5,5 +5,3 @@ mod attach;
 mod canary_parity;
 mod health;
 mod kv_events;
-#[cfg(feature = "nats")]
-mod plane;

@@ -91,14 +91,6 @@ pub(crate) const HEALTHY: &[(&str, &str)] = &[
     ("splitrail_worker_parity{model=\"n\",worker=\"w0\",result=\"unknown\"}", "1+0x90"),
     ("splitrail_prompt_length_mismatches_total{model=\"m\"}", "2+0x90"),
     ("splitrail_index_events_current{model=\"m\",worker=\"p0\",origin=\"engine\"}", "1+0x90"),
-    (
-        "splitrail_index_events_current{instance=\"r1\",model=\"n\",worker=\"w1\",origin=\"broker\"}",
-        "1+0x90",
-    ),
-    (
-        "splitrail_index_events_current{instance=\"r1\",model=\"n\",worker=\"w2\",origin=\"engine\"}",
-        "1+0x90",
-    ),
     ("splitrail_index_event_lag_seconds_bucket{model=\"m\",worker=\"p0\",le=\"1.0\"}", "0+60x90"),
     ("splitrail_index_event_lag_seconds_bucket{model=\"m\",worker=\"p0\",le=\"10.0\"}", "0+60x90"),
     ("splitrail_index_event_lag_seconds_bucket{model=\"m\",worker=\"p0\",le=\"+Inf\"}", "0+60x90"),
@@ -120,7 +112,6 @@ pub(crate) const HEALTHY: &[(&str, &str)] = &[
     ("splitrail_read_backs_total{model=\"m\",outcome=\"mismatch\"}", "0+0x90"),
     ("splitrail_peer_fetches_total{model=\"m\",way=\"one_shot\",outcome=\"fetched\"}", "0+60x90"),
     ("splitrail_peer_fetches_total{model=\"m\",way=\"one_shot\",outcome=\"mismatch\"}", "0+0x90"),
-    ("splitrail_event_plane_pending_messages{model=\"m\"}", "12+0x90"),
 ];
 
 /// A gauge that is 1 for five minutes, 0 for the next one, and so on.
@@ -449,14 +440,6 @@ pub(crate) const CASES: &[Case] = &[
             "0+0x90",
         )],
     ),
-    // The broker is connected, and the shim does not report.
-    case(
-        "SplitrailIndexEventsCutOff",
-        &[(
-            "splitrail_index_events_current{instance=\"r1\",model=\"n\",worker=\"w1\",origin=\"broker\"}",
-            "0+0x90",
-        )],
-    ),
     case(
         "SplitrailIndexStale",
         &[(
@@ -498,33 +481,6 @@ pub(crate) const CASES: &[Case] = &[
     case(
         "SplitrailBrokerDisconnected",
         &[("splitrail_broker_connected{instance=\"r1\"}", "0+0x90")],
-    ),
-    // The engine of a worker whose events do not come through the broker is cut off as well.
-    Case {
-        alert: "SplitrailBrokerDisconnected",
-        also: &["SplitrailIndexEventsCutOff"],
-        changes: &[
-            ("splitrail_broker_connected{instance=\"r1\"}", "0+0x90"),
-            (
-                "splitrail_index_events_current{instance=\"r1\",model=\"n\",worker=\"w2\",origin=\"engine\"}",
-                "0+0x90",
-            ),
-        ],
-    },
-    // The events of a worker come through it.
-    case(
-        "SplitrailBrokerDisconnected",
-        &[
-            ("splitrail_broker_connected{instance=\"r1\"}", "0+0x90"),
-            (
-                "splitrail_index_events_current{instance=\"r1\",model=\"n\",worker=\"w1\",origin=\"broker\"}",
-                "0+0x90",
-            ),
-        ],
-    ),
-    case(
-        "SplitrailEventPlaneLags",
-        &[("splitrail_event_plane_pending_messages{model=\"m\"}", "20000+0x90")],
     ),
 ];
 

@@ -1,4 +1,4 @@
-//! A real Prometheus scrapes the shipped router under load, and another one with shims behind a broker:
+//! A real Prometheus scrapes the shipped router under load, and another one with shims and a broker:
 //! every query of the dashboard returns data, and exemplars lead to traces.
 
 use std::fmt::Write as _;
@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use splitrail_sim::{Role, SimConfig, SimEngine, write_tokenizer};
 use splitrail_tests::Client;
 use splitrail_tests::binary::RouterProcess;
+use splitrail_tests::broker::NatsServer;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::process_cluster::{Plan, ProcessCluster, ProcessKind};
 use splitrail_tests::tls::fixture;
@@ -100,10 +101,12 @@ async fn every_query_of_the_dashboard_returns_data_of_a_router_under_load() {
     let router = RouterProcess::serve(folder.path(), &yaml, &[], &log).await;
     let http = Client::new(router.http);
     eventually("the router is ready", async || http.get("/ready").await.status == 200).await;
-    let plan = Plan { broker: true, prefill: 1, decode: 1, routers: 1, ..Plan::default() };
+    let broker = NatsServer::start().await;
+    let top = format!("quotas: {{ kind: nats, servers: [\"{}\"] }}", broker.url());
+    let plan = Plan { top, prefill: 1, decode: 1, routers: 1, ..Plan::default() };
     let stand = ProcessCluster::start(plan).await;
-    let behind_broker = stand.posts[stand.place(ProcessKind::Router, "r0")].admin;
-    let targets = [router.metrics.unwrap(), behind_broker];
+    let with_broker = stand.posts[stand.place(ProcessKind::Router, "r0")].admin;
+    let targets = [router.metrics.unwrap(), with_broker];
     let rules = ["recording.yaml", "alerts.yaml"].map(|name| path(name).canonicalize().unwrap());
     let prometheus = Prometheus::start(folder.path(), &targets, &rules).await;
     eventually("both are scraped", async || numbers(&prometheus, "up == 1").await == 2).await;

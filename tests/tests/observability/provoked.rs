@@ -320,26 +320,11 @@ async fn a_router_that_is_full_burns_the_budget_for_errors() {
 #[tokio::test]
 async fn a_broker_that_is_gone_fires_broker_disconnected() {
     let mut broker = splitrail_tests::broker::NatsServer::start().await;
-    let top = format!("events: {{ kind: nats, servers: [\"{}\"] }}", broker.url());
+    let top = format!("quotas: {{ kind: nats, servers: [\"{}\"] }}", broker.url());
     let watched = Watched::start(Spec { top, ..Spec::default() }).await;
     watched.is_healthy().await;
     broker.kill();
     watched.fires(&["SplitrailBrokerDisconnected"]).await;
-}
-
-/// The router follows the events of this engine itself.
-#[cfg(feature = "nats")]
-#[tokio::test]
-async fn a_broker_that_is_gone_hides_no_engine_whose_events_are_cut_off() {
-    let mut broker = splitrail_tests::broker::NatsServer::start().await;
-    let top = format!("events: {{ kind: nats, servers: [\"{}\"] }}", broker.url());
-    let watched = Watched::start(Spec { top, ..Spec::default() }).await;
-    watched.is_healthy().await;
-    let events = watched.cluster.engine("p1").kv_events_endpoint().unwrap();
-    let yaml = watched.cluster.yaml.replace(&events.to_string(), "tcp://127.0.0.1:1");
-    assert_eq!(watched.cluster.reload(&yaml).await.status, 200);
-    broker.kill();
-    watched.fires(&["SplitrailBrokerDisconnected", "SplitrailIndexEventsCutOff"]).await;
 }
 
 /// Each alert is expected by a test in which a router has its fault.

@@ -162,8 +162,6 @@ fn every_metric_is_shown_somewhere() {
         "untokenized_prompts_total",
         "resent_requests_total",
         "attach_calls_total",
-        "event_plane_refused_messages_total",
-        "event_plane_snapshots_total",
         "tenant_limit",
     ];
     let shown = |name: &str| all.contains(&format!("splitrail_{name}"));

@@ -6,8 +6,7 @@ use std::time::Duration;
 use serde_json::json;
 use splitrail_access::limits::replicas::Replicas;
 use splitrail_access::limits::{Limits, Reservation, SteadyClock};
-use splitrail_config::{NatsEvents, NatsQuotas, TenantLimits};
-use splitrail_event_plane::async_nats;
+use splitrail_config::{BrokerLogin, NatsQuotas, Secret, TenantLimits};
 use splitrail_tests::broker::NatsServer;
 use splitrail_tests::cluster::eventually;
 use tokio::task::JoinSet;
@@ -30,12 +29,12 @@ fn tenant(tokens_per_minute: u64) -> TenantLimits {
 }
 
 impl Replica {
-    async fn start(server: &NatsServer, lease: Duration) -> Self {
+    fn start(server: &NatsServer, lease: Duration, login: Option<BrokerLogin>) -> Self {
         let servers = [server.url()];
-        let events: NatsEvents = serde_json::from_value(json!({ "servers": servers })).unwrap();
-        let quotas = NatsQuotas { lease, ..NatsQuotas::default() };
+        let quotas: NatsQuotas = serde_json::from_value(json!({ "servers": servers })).unwrap();
+        let quotas = NatsQuotas { lease, login, ..quotas };
         let clock = SteadyClock::start();
-        let replicas = Arc::new(Replicas::new(&quotas, &events, clock).unwrap());
+        let replicas = Arc::new(Replicas::new(&quotas, clock).unwrap());
         let limits = replicas.limits("acme/1", &tenant(LIMIT));
         let mut tasks = JoinSet::new();
         let running = Arc::clone(&replicas);
@@ -89,18 +88,14 @@ async fn admit_rest(replicas: &mut [Replica], limit: u64, held: u64) {
     .await;
 }
 
-async fn three(server: &NatsServer, lease: Duration) -> Vec<Replica> {
-    let mut replicas = Vec::new();
-    for _ in 0..3 {
-        replicas.push(Replica::start(server, lease).await);
-    }
-    replicas
+fn three(server: &NatsServer, lease: Duration) -> Vec<Replica> {
+    (0..3).map(|_| Replica::start(server, lease, None)).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replicas_admit_the_limit_together_wherever_the_requests_arrive() {
     let server = NatsServer::start().await;
-    let mut replicas = three(&server, Duration::from_secs(60)).await;
+    let mut replicas = three(&server, Duration::from_secs(60));
     admit_together(&mut replicas, LIMIT).await;
     // All requests go to one replica now, then to another.
     for busy in [0, 2] {
@@ -115,9 +110,28 @@ async fn replicas_admit_the_limit_together_wherever_the_requests_arrive() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_user_with_the_permissions_of_the_manual_shares_limits() {
+    let manual = include_str!("../../../docs/quotas.md");
+    let (_, users) = manual.split_once("```\nauthorization {").unwrap();
+    let (users, _) = users.split_once("```").unwrap();
+    let users = format!("authorization {{{}", users.replace("$PASSWORD", "x"));
+    let server = NatsServer::start_with(&users).await;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("password");
+    std::fs::write(&path, "x").unwrap();
+    let login = BrokerLogin::User { name: "router".to_owned(), password: Secret::File { path } };
+    let start = || Replica::start(&server, Duration::from_secs(60), Some(login.clone()));
+    let mut replicas = [start(), start()];
+    admit_together(&mut replicas, LIMIT).await;
+    // The shares move, so that changes are seen.
+    replicas.iter_mut().for_each(|replica| replica.open.clear());
+    admit_together(&mut replicas[..1], LIMIT).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_use_of_a_tenant_stays_after_it_is_removed_and_added_again() {
     let server = NatsServer::start().await;
-    let mut replicas = three(&server, Duration::from_secs(20)).await;
+    let mut replicas = three(&server, Duration::from_secs(20));
     admit_together(&mut replicas, LIMIT).await;
     let held = replicas[0].admitted();
     replicas[0].open.drain(..).for_each(std::mem::forget);
@@ -130,7 +144,7 @@ async fn the_use_of_a_tenant_stays_after_it_is_removed_and_added_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_as_large_as_the_limit_is_admitted_by_any_replica() {
     let server = NatsServer::start().await;
-    let replicas = three(&server, Duration::from_secs(60)).await;
+    let replicas = three(&server, Duration::from_secs(60));
     for replica in replicas.iter().rev() {
         eventually("the request is admitted", async || {
             replica.limits.reserve(replica.clock.now_ms(), LIMIT).is_ok()
@@ -142,7 +156,7 @@ async fn a_request_as_large_as_the_limit_is_admitted_by_any_replica() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_the_broker_replicas_use_their_shares_and_then_the_floor() {
     let mut server = NatsServer::start().await;
-    let mut replicas = three(&server, Duration::from_secs(3)).await;
+    let mut replicas = three(&server, Duration::from_secs(3));
     admit_together(&mut replicas, LIMIT).await;
     server.kill();
     let floor = LIMIT / 32;
@@ -163,7 +177,7 @@ async fn without_the_broker_replicas_use_their_shares_and_then_the_floor() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dead_replica_s_share_is_not_used_and_that_of_one_that_leaves_is() {
     let server = NatsServer::start().await;
-    let mut replicas = three(&server, Duration::from_secs(20)).await;
+    let mut replicas = three(&server, Duration::from_secs(20));
     admit_together(&mut replicas, LIMIT).await;
     let mut dead = replicas.pop().unwrap();
     dead.tasks.shutdown().await;
@@ -182,7 +196,7 @@ async fn a_dead_replica_s_share_is_not_used_and_that_of_one_that_leaves_is() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_broker_that_has_lost_its_store_gets_the_shares_again() {
     let mut server = NatsServer::start().await;
-    let mut replicas = three(&server, Duration::from_secs(60)).await;
+    let mut replicas = three(&server, Duration::from_secs(60));
     admit_together(&mut replicas, LIMIT).await;
     server.kill();
     server.lose_store();

@@ -7,7 +7,6 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use splitrail_engine::EngineKind;
-use splitrail_event_plane::config::BrokerConfig;
 pub use splitrail_settings::Role;
 use splitrail_settings::{Secret, scalar, size};
 
@@ -27,13 +26,9 @@ pub struct Config {
     #[serde(default)]
     pub advertise: Option<String>,
     /// The routers to attach to: `HOST:PORT` of their `listen.fleet`. The shim attaches to every
-    /// address of a name. At least one is required, but none is allowed with `events` of kind
-    /// `nats`.
+    /// address of a name. At least one is required.
     #[serde(default)]
     pub router: Vec<String>,
-    /// How the shim's reports reach routers.
-    #[serde(default)]
-    pub events: Events,
     /// The role of the engine.
     pub role: Role,
     /// The worker's id, unique in its model: letters, digits and `._:-`.
@@ -99,22 +94,6 @@ pub struct Config {
     /// Limits of what the shim accepts and holds.
     #[serde(default)]
     pub limits: Limits,
-}
-
-/// How the shim's reports reach routers.
-#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
-#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
-pub enum Events {
-    /// A stream to each router.
-    Direct {},
-    /// A NATS broker, to which all routers subscribe.
-    Nats(BrokerConfig),
-}
-
-impl Default for Events {
-    fn default() -> Self {
-        Self::Direct {}
-    }
 }
 
 /// How an engine transfers KV blocks.
@@ -230,9 +209,6 @@ impl Config {
     pub(super) fn anchor(&mut self, base_dir: &Path) {
         let secrets = self.token.iter_mut().chain(&mut self.engine_api_key);
         secrets.for_each(|secret| secret.anchor(base_dir));
-        if let Events::Nats(broker) = &mut self.events {
-            broker.anchor(base_dir);
-        }
         if let Some(Tls { ca, cert, key, .. }) = &mut self.tls {
             for path in [Some(ca), cert.as_mut(), key.as_mut()].into_iter().flatten() {
                 *path = base_dir.join(&*path);

@@ -46,15 +46,6 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut ProblemReport) {
         secret(root, key, base_dir, report);
     }
     tls(root, base_dir, report);
-    if let Some(section) = root.get("events") {
-        splitrail_event_plane::config::check(section, "events", base_dir, report);
-        let kind = section.get("kind").filter(|kind| kind.text() == Some("nats"));
-        if let (Some(kind), false) = (kind, cfg!(feature = "nats")) {
-            let hint = "build with `--features nats` or with release/build";
-            let message = "`events.kind: nats` is not part of this build".to_owned();
-            report.error(kind.at, message, hint);
-        }
-    }
 }
 
 /// The typed value under `key`. `None` if it is absent or invalid.
@@ -74,15 +65,10 @@ fn listen(root: &Node, report: &mut ProblemReport) {
 
 fn routers(root: &Node, report: &mut ProblemReport) {
     let routers = root.get("router").map(Node::items).unwrap_or_default();
-    let is_plane = root.get("events").and_then(|events| events.get("kind")?.text()) == Some("nats");
-    if !is_plane && routers.is_empty() {
+    if routers.is_empty() {
         let at = root.get("router").unwrap_or(root).at;
         let message = "`router` names no router".to_owned();
-        report.error(at, message, "name each router's `listen.fleet`, or `events: { kind: nats }`");
-    }
-    if let (true, Some(node)) = (is_plane && !routers.is_empty(), root.get("router")) {
-        let message = "`router` is of no use with `events` of kind `nats`".to_owned();
-        report.error(node.at, message, "routers listen to the broker: delete it");
+        report.error(at, message, "name each router's `listen.fleet`");
     }
     let mut seen: Vec<String> = Vec::new();
     for (index, node) in routers.iter().enumerate() {

@@ -142,12 +142,6 @@ impl SnapshotParts {
         Self { snapshot, rank: 0, run: 0, pieces: Vec::new().into_iter(), ended: false }
     }
 
-    /// The id of the mirror.
-    #[cfg(feature = "nats")]
-    pub(crate) fn mirror_id(&self) -> &str {
-        &self.snapshot.mirror_id
-    }
-
     /// The position of the snapshot.
     pub(crate) fn snapshot_position(&self) -> ChangePosition {
         self.snapshot.position

@@ -8,14 +8,11 @@ use tokio_util::sync::CancellationToken;
 use crate::attach;
 use crate::engine::{Engine, EngineIdentity};
 use crate::mirror::Mirror;
-use crate::plane;
 
 /// The parts that [`run`] connects.
 pub(super) struct FollowerInputs {
     /// The settings of the attachments. The model's name comes from the engine.
     pub(super) attach: attach::AttachConfig,
-    /// The settings of the event plane, which replaces the streams to routers.
-    pub(super) plane: Option<plane::PlaneConfig>,
     pub(super) mirror: Mirror,
     pub(super) engine: Engine,
     pub(super) leaving: CancellationToken,
@@ -45,19 +42,6 @@ async fn follow_identity(inputs: &FollowerInputs, identity: &EngineIdentity) {
     let config = attach::AttachConfig { model: identity.model.clone(), ..inputs.attach.clone() };
     let (capabilities, load) = (inputs.engine.capabilities.clone(), inputs.engine.load.clone());
     let (mirror, leaving) = (inputs.mirror.clone(), inputs.leaving.clone());
-    let reporting = async {
-        match &inputs.plane {
-            #[cfg(feature = "nats")]
-            Some(plane) => {
-                let config = plane::PlaneConfig { model: identity.model.clone(), ..plane.clone() };
-                plane::run(config, mirror, capabilities, load, leaving).await;
-            }
-            #[cfg(not(feature = "nats"))]
-            Some(_) => tracing::error!(
-                "the event plane is not part of this build: no router learns of the engine"
-            ),
-            None => attach::run(config, mirror, capabilities, load, leaving).await,
-        }
-    };
+    let reporting = attach::run(config, mirror, capabilities, load, leaving);
     tokio::join!(inputs.mirror.follow(sources), reporting);
 }

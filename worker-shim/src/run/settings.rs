@@ -10,8 +10,8 @@ use splitrail_settings::Secret;
 
 use super::StartError;
 use crate::attach::{self, Address};
-use crate::config::{Config, Connector, Events, Role, TOKEN_VARIABLE, Tls};
-use crate::{engine, plane, proxy};
+use crate::config::{Config, Connector, Role, TOKEN_VARIABLE, Tls};
+use crate::{engine, proxy};
 
 pub(super) fn engine(config: &Config) -> Result<engine::EngineConfig, StartError> {
     let key = config.engine_api_key.as_ref().map(Secret::resolve).transpose();
@@ -81,25 +81,6 @@ pub(super) fn attach(
         token,
         tls: config.tls.as_ref().map(tls).transpose().map_err(StartError::Tls)?,
         timing: attach::Timing::default(),
-        status,
-    })
-}
-
-/// The settings of the event plane, if one is configured.
-pub(super) fn plane(
-    config: &Config,
-    bound: SocketAddr,
-    status: plane::SharedPlaneStatus,
-) -> Option<plane::PlaneConfig> {
-    let Events::Nats(broker) = &config.events else { return None };
-    Some(plane::PlaneConfig {
-        broker: broker.clone(),
-        worker_id: config.id.clone(),
-        role: role(config),
-        url: url(config, bound),
-        // Replaced by the engine's model once the engine is known.
-        model: config.model.clone().unwrap_or_default(),
-        grace: config.drain.grace,
         status,
     })
 }

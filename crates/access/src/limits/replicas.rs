@@ -6,22 +6,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use async_nats::jetstream::kv::{Entry, Operation, Store, UpdateErrorKind, Watch};
+use async_nats::jetstream::stream::{Config as StreamConfig, DiscardPolicy, StorageType};
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
 use ring::rand::{SecureRandom as _, SystemRandom};
-use splitrail_config::{NatsEvents, NatsQuotas, Storage, TenantLimits};
-use splitrail_event_plane::async_nats::jetstream::kv::{
-    Entry, Operation, Store, UpdateErrorKind, Watch,
-};
-use splitrail_event_plane::async_nats::jetstream::stream::{
-    Config as StreamConfig, DiscardPolicy, StorageType,
-};
-use splitrail_event_plane::config::BrokerConfig;
-use splitrail_event_plane::{Broker, names};
+use splitrail_config::{NatsQuotas, TenantLimits};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
+use xxhash_rust::xxh3::xxh3_128;
 
 use super::account::MINUTE_MS;
+use super::broker::Broker;
 use super::holdings::Terms;
 use super::plan::Purpose;
 use super::record::{RECORD_MAX_BYTES, Record};
@@ -46,18 +42,17 @@ const LEAVE_TIME: Duration = Duration::from_secs(2);
 const UNUSABLE_RETRY: Duration = Duration::from_secs(30);
 /// Prefix of the keys of records.
 const KEY_PREFIX: &str = "v1";
+/// Maximum length of a tenant's name in a key; a longer one is cut, and a hash is appended.
+const TOKEN_MAX: usize = 120;
 
 /// Why the bucket must be opened again.
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// This replica among the replicas that share the limits of tenants. `Debug` shows no content.
 pub struct Replicas {
-    broker: BrokerConfig,
+    config: NatsQuotas,
     /// The connection to the broker, once [`run`](Self::run) has made it.
     connection: OnceLock<Broker>,
-    /// The stream of the bucket.
-    bucket: StreamConfig,
-    bucket_name: String,
     /// A random id. A router that restarts is another replica.
     id: String,
     /// Number of tenants so far, those included that are gone.
@@ -94,25 +89,19 @@ struct SharedTenant {
 pub struct NoEntropy;
 
 impl Replicas {
-    /// A replica that keeps its shares at the broker of `events`. `clock` is the clock of all calls
+    /// A replica that keeps its shares at the broker of `quotas`. `clock` is the clock of all calls
     /// of [`Limits`].
     ///
     /// # Errors
     /// The system provides no random numbers.
-    pub fn new(
-        quotas: &NatsQuotas,
-        events: &NatsEvents,
-        clock: SteadyClock,
-    ) -> Result<Self, NoEntropy> {
+    pub fn new(quotas: &NatsQuotas, clock: SteadyClock) -> Result<Self, NoEntropy> {
         let lease_ms = u64::try_from(quotas.lease.as_millis()).unwrap_or(u64::MAX >> 1);
         let terms = Terms { lease_ms, window_ms: MINUTE_MS, margin_ms: MARGIN_MS };
         let mut random = [0; 16];
         SystemRandom::new().fill(&mut random).map_err(|_| NoEntropy)?;
         Ok(Self {
-            broker: events.broker.clone(),
+            config: quotas.clone(),
             connection: OnceLock::new(),
-            bucket: bucket_stream(quotas, events),
-            bucket_name: quotas.bucket.clone(),
             id: format!("{:032x}", u128::from_be_bytes(random)),
             numbered: AtomicU64::new(0),
             terms,
@@ -125,7 +114,7 @@ impl Replicas {
     /// The limits of a tenant. Limits that exist are changed; what was used stays used.
     pub fn limits(&self, tenant: &str, limits: &TenantLimits) -> Arc<Limits> {
         let now_ms = self.clock.now_ms();
-        let key = format!("{KEY_PREFIX}.{}", names::token(tenant));
+        let key = format!("{KEY_PREFIX}.{}", token(tenant));
         let mut tenants = self.tenants();
         if let Some(known) = tenants.get(&key) {
             known.limits.change(limits, 1.0, now_ms);
@@ -181,7 +170,7 @@ impl Replicas {
     pub async fn leave(&self) {
         let Some(broker) = self.connection.get() else { return };
         let leaving = async {
-            let store = broker.context.get_key_value(&self.bucket_name).await?;
+            let store = broker.context.get_key_value(&self.config.bucket).await?;
             self.renew_all(&store, self.all(), Purpose::Leave).await
         };
         match timeout(LEAVE_TIME, leaving).await {
@@ -191,6 +180,11 @@ impl Replicas {
             }
             Err(_) => tracing::debug!("shares of limits were not given back in time"),
         }
+    }
+
+    /// Whether the broker is connected.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.connection.get().is_some_and(Broker::is_connected)
     }
 
     fn tenants(&self) -> MutexGuard<'_, HashMap<String, Arc<SharedTenant>>> {
@@ -210,7 +204,7 @@ impl Replicas {
     /// Makes the connection to the broker, which is made again after each loss.
     async fn connect(&self) -> &Broker {
         loop {
-            match Broker::connect(&self.broker, "splitrail quotas").await {
+            match Broker::connect(&self.config).await {
                 Ok(broker) => return self.connection.get_or_init(|| broker),
                 Err(error) => {
                     tracing::error!(%error, "limits cannot be shared; trying again in 30 s");
@@ -243,11 +237,12 @@ impl Replicas {
     /// Opens the bucket, and creates it if it does not exist.
     async fn open(&self, broker: &Broker) -> Result<Store, Failure> {
         let context = &broker.context;
-        if let Ok(store) = context.get_key_value(&self.bucket_name).await {
+        let bucket = &self.config.bucket;
+        if let Ok(store) = context.get_key_value(bucket).await {
             return Ok(store);
         }
-        context.create_stream(self.bucket.clone()).await?;
-        Ok(context.get_key_value(&self.bucket_name).await?)
+        context.create_stream(bucket_stream(&self.config)).await?;
+        Ok(context.get_key_value(bucket).await?)
     }
 
     /// Marks the records of all changes that have arrived.
@@ -348,7 +343,7 @@ impl Replicas {
 /// library's own way of creating a bucket fails with servers of version 2.9. Records are always read
 /// from the leader (`allow_direct: false`), so that a replica does not take an old record for the
 /// present one.
-fn bucket_stream(quotas: &NatsQuotas, events: &NatsEvents) -> StreamConfig {
+fn bucket_stream(quotas: &NatsQuotas) -> StreamConfig {
     let bucket = &quotas.bucket;
     StreamConfig {
         name: format!("KV_{bucket}"),
@@ -360,18 +355,56 @@ fn bucket_stream(quotas: &NatsQuotas, events: &NatsEvents) -> StreamConfig {
         allow_rollup: true,
         deny_delete: true,
         allow_direct: false,
-        storage: match events.storage {
-            Storage::File => StorageType::File,
-            Storage::Memory => StorageType::Memory,
-        },
-        num_replicas: events.stream_replicas,
+        storage: StorageType::File,
+        num_replicas: quotas.stream_replicas,
         ..StreamConfig::default()
     }
+}
+
+/// The name of a tenant as a token of a key: letters, digits and `-` are kept, any other byte becomes
+/// `_` and its two hexadecimal digits. Different names have different tokens.
+fn token(name: &str) -> String {
+    let mut token = String::with_capacity(name.len());
+    for byte in name.bytes() {
+        match byte.is_ascii_alphanumeric() || byte == b'-' {
+            true => token.push(char::from(byte)),
+            false => token.push_str(&format!("_{byte:02x}")),
+        }
+    }
+    if token.is_empty() || token.len() > TOKEN_MAX {
+        // No other token contains two underscores in a row.
+        token.truncate(TOKEN_MAX - 34);
+        token.push_str(&format!("__{:032x}", xxh3_128(name.as_bytes())));
+    }
+    token
 }
 
 impl std::fmt::Debug for Replicas {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut shown = out.debug_struct("Replicas");
         shown.field("id", &self.id).field("terms", &self.terms).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_safe_and_different_for_different_names() {
+        let long = "x".repeat(300);
+        let longer = "x".repeat(301);
+        let dots = ".".repeat(128);
+        let names = [
+            "acme", "Acme/1", "Acme_2f1", "p.0", "p_0", "a b", "*", ">", "", "é", &long, &longer,
+            &dots,
+        ];
+        let tokens: std::collections::BTreeSet<_> = names.iter().map(|name| token(name)).collect();
+        assert_eq!(tokens.len(), names.len());
+        for token in &tokens {
+            let is_safe = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
+            assert!(!token.is_empty() && token.len() <= TOKEN_MAX && token.chars().all(is_safe));
+        }
+        assert_eq!(token("Acme/1"), "Acme_2f1");
     }
 }

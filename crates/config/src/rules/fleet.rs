@@ -21,7 +21,6 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut ProblemReport) {
     });
     match listener {
         Some((at, address)) => proven(section, at, address, report),
-        None if super::events::is_plane(root) => {}
         None => open_models(root, report),
     }
     let Some(section) = section else { return };
@@ -29,7 +28,7 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut ProblemReport) {
     durations(section, report);
     tokens(section, base_dir, report);
     token_models(root, section, report);
-    if listener.is_some() && !super::events::is_plane(root) {
+    if listener.is_some() {
         models_without_token(root, section, report);
     }
     tls(section, base_dir, report);
@@ -209,8 +208,7 @@ fn token_models(root: &Node, section: &Node, report: &mut ProblemReport) {
     }
 }
 
-/// Warns about models that wait for shims although no token is valid for their workers. On the event
-/// plane, shims need none.
+/// Warns about models that wait for shims although no token is valid for their workers.
 fn models_without_token(root: &Node, section: &Node, report: &mut ProblemReport) {
     let is_given = |node: &&Node| node.value != Value::Null;
     let entries = section.get("tokens").map(Node::items).unwrap_or_default();

@@ -1,12 +1,12 @@
 //! Rules about limits that routers share.
 
+use std::path::Path;
 use std::time::Duration;
 
-use super::events::is_plane;
-use crate::model::Quotas;
+use crate::model::{BrokerLogin, Quotas};
 use crate::value::typed;
 use splitrail_settings::problem::ProblemReport;
-use splitrail_settings::tree::Node;
+use splitrail_settings::tree::{Node, Value};
 
 /// Minimum lease of a share, of which a quarter passes between renewals.
 const LEASE_MIN: Duration = Duration::from_secs(20);
@@ -14,15 +14,13 @@ const LEASE_MIN: Duration = Duration::from_secs(20);
 const LEASE_MAX: Duration = Duration::from_secs(3600);
 
 /// Reports every violation of a rule about `quotas`.
-pub(super) fn check(root: &Node, report: &mut ProblemReport) {
+pub(super) fn check(root: &Node, base_dir: &Path, report: &mut ProblemReport) {
     let Some(section) = root.get("quotas") else { return };
-    let Some(Quotas::Nats(quotas)) = typed::<Quotas>(root, "quotas") else { return };
-    if !is_plane(root) {
-        let at = section.get("kind").unwrap_or(section).at;
-        let message = "`quotas.kind: nats` needs a broker, and `events` names none".to_owned();
-        let hint = "add `events: { kind: nats, servers: [...] }`, or write `quotas: { kind: local, share: 0.5 }`";
-        report.error(at, message, hint);
+    if section.get("kind").and_then(Node::text) != Some("nats") {
+        return;
     }
+    broker(section, base_dir, report);
+    let Some(Quotas::Nats(quotas)) = typed::<Quotas>(root, "quotas") else { return };
     let at = section.get("lease").unwrap_or(section).at;
     if quotas.lease < LEASE_MIN {
         let message = "`quotas.lease` is too short".to_owned();
@@ -30,5 +28,94 @@ pub(super) fn check(root: &Node, report: &mut ProblemReport) {
     } else if quotas.lease > LEASE_MAX {
         let message = "`quotas.lease` is too long".to_owned();
         report.error(at, message, "at most `1h`: a failed router's share is not used meanwhile");
+    }
+}
+
+/// Checks how the broker is reached.
+fn broker(section: &Node, base_dir: &Path, report: &mut ProblemReport) {
+    let servers = section.get("servers").map(Node::items).unwrap_or_default();
+    for (index, node) in servers.iter().enumerate() {
+        let Some(text) = node.text() else { continue };
+        if let Err(why) = server(text) {
+            let message = format!("`quotas.servers[{index}]` {why}");
+            report.error(node.at, message, "write `nats://HOST:PORT` or `tls://HOST:PORT`");
+        }
+    }
+    exposed(section, report);
+    if let Some(node) = section.get("login")
+        && let Some(mut login) = typed::<Option<BrokerLogin>>(section, "login").flatten()
+    {
+        login.secret_mut().anchor(base_dir);
+        if let Err(error) = login.secret().resolve() {
+            let hint = "a file that can be read here, or a variable that is set here";
+            report.error(node.at, format!("`quotas.login`: {error}"), hint);
+        }
+    }
+    if let Some(node) = section.get("tls_ca")
+        && let Some(path) = node.text()
+        && let Err(error) = std::fs::File::open(base_dir.join(path))
+    {
+        let message = format!("`quotas.tls_ca` cannot be read: {error}");
+        report.error(node.at, message, "name a PEM file");
+    }
+}
+
+/// Warns of a broker on another host without a login, and of a login that is sent in clear text.
+fn exposed(section: &Node, report: &mut ProblemReport) {
+    let login = section.get("login").filter(|login| login.value != Value::Null);
+    let servers = section.get("servers").map(Node::items).unwrap_or_default();
+    let elsewhere = servers.iter().find(|node| node.text().is_some_and(|text| !is_here(text)));
+    let in_clear = |text: &str| text.starts_with("nats://") && !is_here(text);
+    let clear = servers.iter().find(|node| node.text().is_some_and(in_clear));
+    if let (Some(node), None) = (elsewhere, login) {
+        let message = "`quotas.login` is missing: any program that reaches the broker can change \
+                       the shares of limits"
+            .to_owned();
+        report.warn(node.at, message, "give the routers a user of the broker: docs/quotas.md");
+    }
+    if let (Some(node), Some(_)) = (clear, login) {
+        let message = "`quotas.login` travels in clear text".to_owned();
+        let hint = "`tls://HOST:PORT`, with `tls_ca` for an authority of your own";
+        report.warn(node.at, message, hint);
+    }
+}
+
+/// Whether a server is on this host. Texts that are not addresses are reported elsewhere.
+fn is_here(text: &str) -> bool {
+    let address = text.split_once("://").map_or(text, |(_, address)| address);
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    host == "localhost" || bare.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback())
+}
+
+/// Checks that a text names a server; the error does not repeat the text.
+fn server(text: &str) -> Result<(), String> {
+    let scheme = if text.starts_with("tls://") { "tls" } else { "nats" };
+    splitrail_settings::endpoint::parse(text, scheme).map(|_| ()).map_err(|bad| bad.why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_on_this_host_are_recognized() {
+        for (text, here) in [
+            ("nats://127.0.0.1:4222", true),
+            ("tls://[::1]:4222", true),
+            ("nats://localhost:4222", true),
+            ("nats://10.0.0.1:4222", false),
+            ("nats://nats.svc:4222", false),
+        ] {
+            assert_eq!(is_here(text), here, "{text}");
+        }
+    }
+
+    #[test]
+    fn servers_have_a_scheme_and_no_password() {
+        assert!(server("nats://10.0.0.1:4222").is_ok() && server("tls://nats.svc:4222").is_ok());
+        for text in ["10.0.0.1:4222", "nats://u:p@a:1", "nats://a", "http://a:1", "nats://a:1/x"] {
+            assert!(server(text).is_err(), "{text}");
+        }
     }
 }

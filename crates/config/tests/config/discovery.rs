@@ -174,7 +174,7 @@ fn a_build_that_lacks_pods_or_a_broker_says_so_where_the_file_asks_for_them() {
     let file = folder.path().join("c.yaml");
     let text = found_by(
         &format!("[{{ {DNS} }}, {{ {PODS} }}]"),
-        "events: { kind: nats, servers: ['nats://127.0.0.1:1'] }\n",
+        "quotas: { kind: nats, servers: ['nats://127.0.0.1:1'] }\n",
     );
     std::fs::write(&file, text).unwrap();
     assert!(splitrail_config::load(&file, Parts::ALL).is_ok());
@@ -192,5 +192,5 @@ fn a_build_that_lacks_pods_or_a_broker_says_so_where_the_file_asks_for_them() {
     assert!(told.contains("--features kubernetes"), "{told}");
     let (line, told) = lacking(Parts { nats: false, ..Parts::ALL });
     assert_eq!(line, 6);
-    assert!(told.contains("`events.kind: nats`") && told.contains("--features nats"), "{told}");
+    assert!(told.contains("`quotas.kind: nats`") && told.contains("--features nats"), "{told}");
 }

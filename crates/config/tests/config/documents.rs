@@ -161,9 +161,8 @@ fn access_section(path: &str) -> String {
         return "auth: [ { kind: jwt, issuer: i, audience: a, jwks: 'https://i/keys' } ]\n"
             .to_owned();
     }
-    if ["quotas.bucket", "quotas.lease"].contains(&path) {
-        let events = "events: { kind: nats, servers: ['nats://a:1'] }";
-        return format!("{events}\nquotas: {{ kind: nats }}\n");
+    if path.starts_with("quotas.") && path != "quotas.share" {
+        return "quotas: { kind: nats, servers: ['nats://a:1'] }\n".to_owned();
     }
     if path.starts_with("tracing.otlp.") {
         return "tracing: { otlp: { endpoint: 'http://c:4317' } }\n".to_owned();
@@ -225,9 +224,6 @@ fn every_documented_default_is_the_default() {
         }
         if path.contains("[].workers[].costs.") {
             text = text.replace("kv_events: 'tcp://w:2'", "kv_events: 'tcp://w:2', costs: {}");
-        }
-        if path.starts_with("events.") {
-            text.push_str("events: { kind: nats, servers: ['nats://a:1'] }\n");
         }
         if path.starts_with("fleet.tls.") {
             text.push_str("fleet: { tls: { cert: tls/router.pem, key: tls/router.key } }\n");

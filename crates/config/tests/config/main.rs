@@ -8,7 +8,6 @@ mod access;
 mod discovery;
 mod documents;
 mod engine_tls;
-mod events;
 mod fleet;
 mod jwt;
 mod listener_tls;

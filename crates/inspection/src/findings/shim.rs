@@ -41,7 +41,4 @@ pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
         );
         found.add(FindingKind::ShimDetached, what);
     }
-    if status.broker_connected == Some(false) {
-        found.add(FindingKind::ShimDetached, "the shim is not connected to its broker".to_owned());
-    }
 }

@@ -391,9 +391,6 @@ fn shim_cases() -> Vec<Case> {
                 status.router_error = Some("wrong token".into());
             });
         }),
-        Case::prefill(FindingKind::ShimDetached, "broker", |w| {
-            shim(w, |status| status.broker_connected = Some(false));
-        }),
     ]
 }
 

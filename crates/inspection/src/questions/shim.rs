@@ -43,7 +43,6 @@ fn parse(body: &[u8]) -> Option<ShimStatus> {
         live_routers: routers.iter().filter(is_live).count(),
         routers: routers.len(),
         router_error: routers.iter().find_map(error),
-        broker_connected: status["events"]["connected"].as_bool(),
     })
 }
 
@@ -86,7 +85,7 @@ mod tests {
 
     #[test]
     fn a_status_of_a_shim_is_read_and_nothing_else() {
-        let body = br#"{"id":"d0","role":"decode","unready":null,"events":null,
+        let body = br#"{"id":"d0","role":"decode","unready":null,
             "routers":[{"stage":"live"},{"stage":"waiting","last_error":"refused"}],
             "mirror":{"ranks":[{"current":true},{"current":false}]}}"#;
         let expected = ShimStatus {
@@ -98,7 +97,6 @@ mod tests {
             live_routers: 1,
             routers: 2,
             router_error: Some("refused".to_owned()),
-            broker_connected: None,
         };
         assert_eq!(parse(body), Some(expected));
         for other in [&b"{}"[..], b"[]", b"", br#"{"id":1,"role":"decode"}"#] {

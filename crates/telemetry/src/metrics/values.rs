@@ -112,12 +112,6 @@ pub(crate) const PREWARM_FETCHES: &[&str] = &[
     "timed_out",
     "cancelled",
 ];
-/// Messages of the event plane.
-pub(crate) const PLANE_MESSAGES: &[&str] = &["events", "reports"];
-/// Why a message of the event plane is refused.
-pub(crate) const PLANE_REFUSALS: &[&str] = &["spoofed", "occupied", "nonsense", "terms", "full"];
-/// Snapshots over the event plane.
-pub(crate) const PLANE_SNAPSHOTS: &[&str] = &["applied", "asked", "failed"];
 /// Where prompt tokens come from.
 pub(crate) const TOKEN_SOURCES: &[&str] =
     &["local_cache_hit", "read_back", "fetched", "external_kv_transfer", "local_compute"];
@@ -243,7 +237,7 @@ pub(crate) const ATTACH: &[&str] = &[
     "failed",
 ];
 /// How KV events reach the router.
-pub(crate) const EVENT_ORIGINS: &[&str] = &["engine", "shim", "broker"];
+pub(crate) const EVENT_ORIGINS: &[&str] = &["engine", "shim"];
 /// The parts of the speculative index.
 pub(crate) const SPECULATIVE: &[&str] = &["speculative", "approximate"];
 /// Why a worker's part of the index is rebuilt.

@@ -137,7 +137,7 @@ async fn status_names_files_keys_issuers_and_brokers_that_fail() {
         ("ledger.path: lines are lost", "make room"),
         ("the key file keys.yaml cannot be used", "splitrail check"),
         ("no keys of issuer https://id.example", "auth[].jwks"),
-        ("the broker is not connected", "events.servers"),
+        ("the broker is not connected", "quotas.servers"),
         ("the last reload was refused", "a key that needs a restart"),
     ] {
         let lines: Vec<_> = status.stdout.lines().collect();
@@ -167,44 +167,12 @@ async fn status_names_files_keys_issuers_and_brokers_that_fail() {
     assert!(status.code == 0 && status.stdout.contains("all is well"), "{status:?}");
 }
 
-#[tokio::test]
-async fn status_names_a_lost_broker_once_and_not_each_worker_behind_it() {
-    let worker = |id: &str, origin: &str, cut_off: bool| {
-        json!({
-            "model": "m", "id": id, "role": "decode", "state": "serving", "parity": "ok",
-            "kv_routing": true, "events_origin": origin, "events_cut_off": cut_off,
-        })
-    };
-    let workers = json!([
-        worker("behind0", "broker", true),
-        worker("behind1", "broker", true),
-        // Its events have not been away for long enough.
-        worker("behind2", "broker", false),
-        worker("engine", "engine", true),
-        worker("stream", "shim", false),
-    ]);
-    let needs = async |metrics: &'static str| -> Vec<(Value, Value)> {
-        let router = pretended(metrics, workers.clone()).await;
-        let told = run(&["status", "--admin", &router.url(), "--json"]).await.json();
-        let needs = told["replicas"][0]["needs_attention"].as_array().unwrap().iter();
-        needs.map(|one| (one["worker"].clone(), one["message"].clone())).collect()
-    };
-    let lost = needs("splitrail_broker_connected 0\n").await;
-    let about: Vec<_> = lost.iter().map(|(worker, _)| worker.clone()).collect();
-    assert_eq!(about, [Value::Null, json!("engine")], "{lost:?}");
-    assert!(lost[0].1.as_str().unwrap().contains("what it carries of 3 workers"), "{lost:?}");
-
-    let there = needs("splitrail_broker_connected 1\n").await;
-    let about: Vec<_> = there.iter().map(|(worker, _)| worker.clone()).collect();
-    assert_eq!(about, ["behind0", "behind1", "engine"], "{there:?}");
-}
-
 #[cfg(feature = "nats")]
 #[tokio::test]
 async fn status_and_the_log_name_a_broker_that_cannot_be_reached() {
     let held = HeldPort::take();
     let broker = held.address().to_string();
-    let top = |_| format!("events: {{ kind: nats, servers: ['nats://{broker}'] }}");
+    let top = |_| format!("quotas: {{ kind: nats, servers: ['nats://{broker}'] }}");
     let routers = Routers::start_with(1, ADMIN, top).await;
     let log = || std::fs::read_to_string(routers.files[0].path().join("log")).unwrap();
     eventually("the failure is logged", async || log().contains("cannot be connected to")).await;

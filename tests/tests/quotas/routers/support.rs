@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
+use async_nats::jetstream;
 use serde_json::{Value, json};
 use splitrail_access::keys::{Grant, generate};
-use splitrail_event_plane::async_nats::{self, jetstream};
-use splitrail_event_plane::names;
 use splitrail_sim::{SimConfig, SimEngine, write_tokenizer};
 use splitrail_tests::Client;
 use splitrail_tests::broker::NatsServer;
@@ -125,8 +124,7 @@ impl Routers {
             .collect();
         let yaml = format!(
             "listen: {{ http: 127.0.0.1:0, admin: 127.0.0.1:0 }}
-events: {{ kind: nats, servers: [\"{}\"], durable_name: r{place} }}
-quotas: {{ kind: nats, lease: 20s }}
+quotas: {{ kind: nats, servers: [\"{}\"], lease: 20s }}
 auth: [ {{ kind: keys, file: keys.yaml }} ]
 limits: {{ drain_delay: 50ms, drain_grace: 20s }}
 ledger: {{ path: r{place}.ledger.jsonl }}
@@ -219,8 +217,7 @@ tenants:
         let client = async_nats::connect(self.broker.url()).await.unwrap();
         let context = jetstream::new(client);
         let Ok(store) = context.get_key_value("splitrail-quotas").await else { return Vec::new() };
-        let key = format!("v1.{}", names::token(tenant));
-        let Ok(Some(bytes)) = store.get(key).await else { return Vec::new() };
+        let Ok(Some(bytes)) = store.get(format!("v1.{tenant}")).await else { return Vec::new() };
         let record: Value = serde_json::from_slice(&bytes).unwrap();
         let entries = record["replicas"].as_object().unwrap().values();
         entries.filter_map(|entry| entry["tokens_per_minute"]["share"].as_u64()).collect()

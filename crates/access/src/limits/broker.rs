@@ -6,11 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_nats::jetstream::{self, Context};
-use async_nats::{Auth, AuthError, Client, ConnectOptions, Event, Server, ServerAddr};
+use async_nats::{Auth, AuthError, ConnectOptions, Event, Server, ServerAddr};
+use splitrail_config::{BrokerLogin, NatsQuotas};
 use splitrail_settings::log_throttle::KeyedLogThrottle;
 use tokio::sync::watch;
-
-use crate::config::{BrokerConfig, Login};
 
 /// Maximum time to make a connection, and for a reply of the broker.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -27,30 +26,27 @@ const OUTGOING_MAX: usize = 256;
 const INCOMING_MAX: usize = 8192;
 
 /// A connection to the broker, which is made again whenever it ends.
-#[derive(Clone)]
-pub struct Broker {
-    /// Publishes and subscribes to subjects.
-    pub client: Client,
+pub(super) struct Broker {
     /// Gives access to streams and stores.
-    pub context: Context,
+    pub(super) context: Context,
     /// Whether the broker is connected.
-    pub connected: watch::Receiver<bool>,
+    pub(super) connected: watch::Receiver<bool>,
 }
 
 /// Why no connection can ever be made.
 #[derive(Debug, thiserror::Error)]
-pub enum BrokerError {
+pub(super) enum BrokerError {
     /// The configuration cannot be used.
     #[error("the broker cannot be connected to: {0}")]
     Unusable(String),
 }
 
 impl Broker {
-    /// Starts to connect under the client name `name`. Does not wait for the connection.
+    /// Starts to connect. Does not wait for the connection.
     ///
     /// # Errors
     /// The configuration cannot be used.
-    pub async fn connect(config: &BrokerConfig, name: &str) -> Result<Self, BrokerError> {
+    pub(super) async fn connect(config: &NatsQuotas) -> Result<Self, BrokerError> {
         let unusable = |error: &dyn std::fmt::Display| BrokerError::Unusable(error.to_string());
         let servers: Result<Vec<ServerAddr>, _> =
             config.servers.iter().map(|server| server.parse()).collect();
@@ -86,7 +82,7 @@ impl Broker {
             options = options.add_root_certificates(path.clone());
         }
         let client = options
-            .name(name)
+            .name("splitrail quotas")
             .retry_on_initial_connect()
             .max_reconnects(None)
             .reconnect_delay_callback(pause)
@@ -104,19 +100,18 @@ impl Broker {
             .connect(servers)
             .await
             .map_err(|error| unusable(&error))?;
-        let mut context = jetstream::new(client.clone());
+        let mut context = jetstream::new(client);
         context.set_timeout(TIMEOUT);
-        Ok(Self { client, context, connected })
+        Ok(Self { context, connected })
     }
 
     /// Whether the broker is connected.
-    #[must_use]
-    pub fn is_connected(&self) -> bool {
+    pub(super) fn is_connected(&self) -> bool {
         *self.connected.borrow()
     }
 
     /// Waits until the broker is connected.
-    pub async fn until_connected(&self) {
+    pub(super) async fn until_connected(&self) {
         let mut connected = self.connected.clone();
         if connected.wait_for(|connected| *connected).await.is_err() {
             // The library has given up, although it is configured never to do so.
@@ -181,7 +176,7 @@ fn address(server: &Server) -> String {
 }
 
 /// Secrets are read for each connection, because they may be replaced at any time.
-fn with_login(login: Login) -> ConnectOptions {
+fn with_login(login: BrokerLogin) -> ConnectOptions {
     ConnectOptions::with_auth_callback(move |_| {
         let login = login.clone();
         async move {
@@ -191,11 +186,11 @@ fn with_login(login: Login) -> ConnectOptions {
             })?;
             let mut auth = Auth::new();
             match login {
-                Login::User { name, .. } => {
+                BrokerLogin::User { name, .. } => {
                     auth.username = Some(name);
                     auth.password = Some(secret.expose().to_owned());
                 }
-                Login::Token { .. } => auth.token = Some(secret.expose().to_owned()),
+                BrokerLogin::Token { .. } => auth.token = Some(secret.expose().to_owned()),
             }
             Ok(auth)
         }
