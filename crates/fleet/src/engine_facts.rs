@@ -231,9 +231,9 @@ mod tests {
     fn kv_moves_between_other_block_sizes_only_where_the_connector_can_convert() {
         let (small, large) = (worker("small"), worker("large"));
         assert!(small.stores_kv_as(&large), "they have not told yet");
-        small.facts.set_block_size(Some(16));
+        small.engine.facts.set_block_size(Some(16));
         assert!(small.stores_kv_as(&large) && large.stores_kv_as(&small));
-        large.facts.set_block_size(Some(32));
+        large.engine.facts.set_block_size(Some(32));
         assert!(!small.stores_kv_as(&large) && !large.stores_kv_as(&small));
         for (connector, into_larger, into_smaller) in [
             (Connector::Nixl, true, false),
@@ -246,8 +246,8 @@ mod tests {
                 (large.can_take_from(&small, connector), small.can_take_from(&large, connector));
             assert_eq!(takes, (into_larger, into_smaller), "{connector:?}");
         }
-        large.facts.set_kv_names(KvNames { dtype: Some("fp8".into()), layout: None });
-        small.facts.set_kv_names(KvNames { dtype: Some("auto".into()), layout: None });
+        large.engine.facts.set_kv_names(KvNames { dtype: Some("fp8".into()), layout: None });
+        small.engine.facts.set_kv_names(KvNames { dtype: Some("auto".into()), layout: None });
         assert!(!large.can_take_from(&small, Connector::Nixl));
     }
 }

@@ -36,15 +36,15 @@ fn another_start_time_is_another_process_and_a_shim_takes_over_the_routers_own_r
     let polled = worker("w");
     let own =
         EngineLoad { started_at_s: Some(1000.0), block_size: Some(16), ..EngineLoad::default() };
-    assert!(!polled.presence.reports(&own));
+    assert!(!polled.health.presence.reports(&own));
     let attached = worker("w");
     attached.succeed_to(&polled);
     let started = [1000.0, 1000.0, f64::NAN, 2000.0, 2000.0];
-    let restarts = started.map(|started| attached.presence.reports_start(started));
+    let restarts = started.map(|started| attached.health.presence.reports_start(started));
     assert_eq!(restarts, [false, false, false, true, false]);
     polled.succeed_to(&attached);
     let own = EngineLoad { started_at_s: Some(2000.0), ..own };
-    assert!(!polled.presence.reports(&own), "the router asks the same process");
+    assert!(!polled.health.presence.reports(&own), "the router asks the same process");
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn stranded_legs_are_those_of_an_engine_under_any_description() {
     before.transfer.push.strand();
     let after = worker("w");
     after.succeed_to(&before);
-    assert_eq!(after.push.stranded(), 1);
+    assert_eq!(after.transfer.push.stranded(), 1);
     after.record_restart();
-    assert_eq!(after.push.stranded(), 0);
+    assert_eq!(after.transfer.push.stranded(), 0);
 }

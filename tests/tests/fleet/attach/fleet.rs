@@ -226,14 +226,14 @@ async fn a_restart_of_an_engine_behind_a_shim_ends_what_its_process_kept() {
     };
     load(true, Some(1000.0)).await;
     own.quarantine("a test");
-    let restarts = own.presence.restarts();
+    let restarts = own.health.presence.restarts();
     load(false, Some(1000.0)).await;
     load(true, Some(1000.0)).await;
-    assert_eq!(own.presence.restarts(), restarts, "the process was only out of reach");
+    assert_eq!(own.health.presence.restarts(), restarts, "the process was only out of reach");
     assert!(own.is_quarantined(), "its cache is the same");
     load(false, None).await;
     load(true, Some(2000.0)).await;
-    eventually("the new process is noticed", async || own.presence.restarts() == restarts + 1)
+    eventually("the new process is noticed", async || own.health.presence.restarts() == restarts + 1)
         .await;
     eventually("its cache is empty", async || !own.is_quarantined() && !own.is_draining()).await;
 }

@@ -153,7 +153,7 @@ async fn a_read_that_is_too_dear_is_not_why_a_fetch_takes_two_steps() {
     let prefix = Prefix { rank: None, blocks: 1, last: BlockHash(1) };
     let bounds = pool.fetch_bounds().unwrap();
     let booking =
-        FetchBooking::begin(&keeper.fetches, &fetcher.transfer.fetches, prefix, bounds, 0);
+        FetchBooking::begin(&keeper.transfer.fetches, &fetcher.transfer.fetches, prefix, bounds, 0);
     booking.unwrap().source_did(false, Instant::now());
     let told = told(&trial, &of_ids(&next)).await;
     assert_eq!(told["steps"][0]["no_one_shot"], "lease", "{told}");

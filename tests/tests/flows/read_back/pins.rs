@@ -221,7 +221,7 @@ async fn a_leg_that_only_fetches_leaves_nothing_pinned() {
     let core = trial.cluster.running.core().serving();
     let roster = core.models[0].pool.roster();
     let keeper = roster.iter().find(|worker| worker.id() == "d0").unwrap();
-    assert_eq!(keeper.read_back.keeps_for_read_back(), Some(true));
+    assert_eq!(keeper.transfer.read_back.keeps_for_read_back(), Some(true));
     trial.finish().await;
 }
 
