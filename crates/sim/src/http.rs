@@ -68,7 +68,13 @@ type Shared = State<Arc<App>>;
 
 /// All routes of the public listener.
 pub(crate) fn router(app: Arc<App>) -> Router {
-    let routes = Router::new()
+    let routes = match app.engine.config.connector {
+        KvConnector::Sglang => Router::new().route("/server_info", get(server_info)),
+        _ => Router::new()
+            .route("/version", get(version))
+            .route("/kv_event_sources", get(event_sources)),
+    };
+    let routes = routes
         .route(Endpoint::Chat.path(), inference(Endpoint::Chat))
         .route(Endpoint::Completions.path(), inference(Endpoint::Completions))
         .route(Endpoint::Generate.path(), inference(Endpoint::Generate))
@@ -78,13 +84,11 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/v1/models", get(models))
         .route("/health", get(health))
         .route("/ping", get(health))
-        .route("/version", get(version))
         .route("/load", get(load))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
         .route(COUNT_TOKENS, post(count_tokens))
         .route("/reset_prefix_cache", post(control::reset_prefix_cache))
-        .route("/kv_event_sources", get(event_sources))
         .route("/metrics", get(metrics::metrics))
         .route("/sim/state", get(control::state))
         .route("/sim/resident", get(control::resident))
@@ -261,6 +265,23 @@ async fn models(State(app): Shared) -> Response {
 }
 
 /// Like vLLM, which repeats its own configuration: it is started with `*` in place of a host.
+/// What SGLang says of itself; rank r publishes r ports after rank 0.
+async fn server_info(State(app): Shared) -> Response {
+    let config = &app.engine.config;
+    let port = app.event_sources.first().and_then(Endpoints::events_port);
+    let publisher = port.map(|port| {
+        json!({
+            "publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": port,
+            "topic": app.topic(), "block_size": config.block_size, "dp_size": app.ranks.len(),
+        })
+    });
+    let info = json!({
+        "version": config.version, "page_size": config.block_size,
+        "disable_radix_cache": false, "kv_events": publisher,
+    });
+    json_response(StatusCode::OK, &info)
+}
+
 async fn event_sources(State(app): Shared) -> Response {
     let bound = |endpoint: &Option<String>| {
         let port = endpoint.as_ref()?.rsplit_once(':')?.1;

@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 use splitrail_config::model::WorkerConfig;
 use splitrail_fleet::WorkerSource;
-use splitrail_sim::{FaultKind, Role, SimConfig, SimEngine};
+use splitrail_sim::{FaultKind, KvConnector, Role, SimConfig, SimEngine};
 use splitrail_tests::Spec;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::trial::{COMPLETIONS, Trial, completion, prompt};
@@ -41,9 +41,13 @@ async fn state(trial: &Trial, id: &str) -> String {
 
 /// A further engine that joins the running fleet.
 async fn join(trial: &Trial, id: &str) -> SimEngine {
-    let config = SimConfig { role: Role::Both, ..SimConfig::default() };
+    join_as(trial, id, SimConfig { role: Role::Both, ..SimConfig::default() }).await
+}
+
+async fn join_as(trial: &Trial, id: &str, config: SimConfig) -> SimEngine {
+    let role = if config.role == Role::Both { "both" } else { "decode" };
     let engine = SimEngine::start(config).await.unwrap();
-    let worker = json!({"id": id, "role": "both", "url": engine.url()});
+    let worker = json!({"id": id, "role": role, "url": engine.url()});
     let worker: WorkerConfig = serde_json::from_value(worker).unwrap();
     trial.cluster.running.fleet().claim("sim", WorkerSource::Admin, worker).unwrap();
     engine
@@ -52,6 +56,24 @@ async fn join(trial: &Trial, id: &str) -> SimEngine {
 /// Inference requests that an engine got.
 fn asked(engine: &SimEngine) -> usize {
     engine.requests().iter().filter(|request| request.path == COMPLETIONS).count()
+}
+
+#[tokio::test]
+async fn an_sglang_engine_says_its_load_its_pages_and_where_it_publishes() {
+    let connector = KvConnector::Sglang;
+    let trial = Trial::start(Spec { connector, ..Spec::default() }).await;
+    let config = SimConfig { role: Role::Decode, connector, ..SimConfig::default() };
+    let engine = join_as(&trial, "further", config).await;
+    let publisher = engine.kv_events_endpoint().unwrap();
+    eventually("the router knows what the engine says", async || {
+        let worker = worker(&trial, "further").await;
+        let load = (&worker["engine_running"], &worker["engine_kv_used_ratio"]);
+        load == (&json!(0), &json!(0.0))
+            && worker["kv_block_size"] == 16
+            && worker["kv_events"] == publisher
+            && worker["events_current"] == true
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -19,6 +19,13 @@ pub(crate) struct Endpoints {
     pub(crate) replay: Option<String>,
 }
 
+impl Endpoints {
+    /// The port of the rank's events.
+    pub(crate) fn events_port(&self) -> Option<u16> {
+        port_of(self.events.as_deref()?)
+    }
+}
+
 /// The sockets of one rank's KV events, bound before the engine starts.
 #[derive(Default)]
 pub(crate) struct EventSockets {

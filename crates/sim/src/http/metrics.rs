@@ -1,4 +1,4 @@
-//! `/metrics` with vLLM's metric names.
+//! `/metrics` with the metric names of vLLM, or of SGLang for its connector.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -20,6 +20,8 @@ struct Page {
     text: String,
     model: String,
     states: Vec<SimState>,
+    /// Whether the names are SGLang's, which names a rank only if there are several.
+    of_sglang: bool,
 }
 
 impl Page {
@@ -33,10 +35,16 @@ impl Page {
     }
 
     fn sample_of(&mut self, name: &str, extra: &str, value: impl Fn(&SimState) -> Option<f64>) {
-        let Self { text, model, states } = self;
+        let Self { text, model, states, of_sglang } = self;
+        let several = states.len() > 1;
         for (rank, state) in states.iter().enumerate() {
             let Some(value) = value(state) else { continue };
-            let labels = format!("engine=\"{rank}\",model_name=\"{model}\"{extra}");
+            let rank = match (*of_sglang, several) {
+                (false, _) => format!("engine=\"{rank}\","),
+                (true, true) => format!("dp_rank=\"{rank}\","),
+                (true, false) => String::new(),
+            };
+            let labels = format!("{rank}model_name=\"{model}\"{extra}");
             let _ = writeln!(text, "{name}{{{labels}}} {value:?}");
         }
     }
@@ -92,7 +100,13 @@ fn cached(totals: &Counters) -> u64 {
 fn render(app: &App) -> String {
     let config = &app.engine.config;
     let states = app.ranks.iter().map(|engine| engine.state()).collect();
-    let mut page = Page { text: String::new(), model: config.model.clone(), states };
+    let of_sglang = config.connector == KvConnector::Sglang;
+    let mut page = Page { text: String::new(), model: config.model.clone(), states, of_sglang };
+    if of_sglang {
+        let (page_tokens, pages) = (config.block_size as f64, f64::from(config.kv_blocks));
+        sglang(&mut page, page_tokens, pages);
+        return page.text;
+    }
     page.load("vllm:num_requests_running", "Requests that run.", |state| state.running as f64);
     page.load("vllm:num_requests_waiting", "Requests that wait.", |state| state.waiting as f64);
     page.load("vllm:kv_cache_usage_perc", "KV cache usage, 1 is full.", |state| {
@@ -133,6 +147,25 @@ fn render(app: &App) -> String {
     page.family(name, "gauge", "Start time of the process since unix epoch in seconds.");
     let _ = writeln!(page.text, "{name} {}", app.started_at.as_secs_f64());
     page.text
+}
+
+/// What SGLang says of itself. It does not say when it was started.
+fn sglang(page: &mut Page, page_tokens: f64, pages: f64) {
+    page.one("sglang:num_running_reqs", "gauge", "Running.", |state| state.running as f64);
+    page.one("sglang:num_queue_reqs", "gauge", "Waiting.", |state| state.waiting as f64);
+    page.one("sglang:token_usage", "gauge", "Used part of the KV cache.", |state| {
+        state.blocks_used as f64 / state.blocks_total as f64
+    });
+    page.one("sglang:page_size", "gauge", "Tokens per page.", |_| page_tokens);
+    page.one("sglang:num_pages", "gauge", "Pages.", |_| pages);
+    let counters: [Counter; 3] = [
+        ("sglang:prompt_tokens_total", "Prompt tokens.", |totals| totals.prompt_tokens),
+        ("sglang:generation_tokens_total", "Generated.", |totals| totals.generation_tokens),
+        ("sglang:cached_tokens_total", "Cached.", |totals| totals.local_cache_hit_tokens),
+    ];
+    for (name, help, value) in counters {
+        page.one(name, "counter", help, |state| value(&state.totals) as f64);
+    }
 }
 
 fn by_source(page: &mut Page) {
