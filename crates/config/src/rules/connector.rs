@@ -1,7 +1,6 @@
 //! Rules about hand-offs: what a connector needs, and which settings have no effect with it.
 
 use crate::model::{Connector, Flow, Network, OnNoPrefill, RequestFlow, Role};
-use crate::scalar::BlockSize;
 use crate::short_forms::WorkerPlace;
 use crate::value::{typed, typed_or};
 use splitrail_settings::endpoint::{self, BadEndpoint};
@@ -40,12 +39,6 @@ fn only_pairs(model: &Node, path: &str, connector: Connector, report: &mut Probl
             let hint = "a decode worker serves nothing without a prefill: `prefill_first`";
             report.error(node.at, message, hint);
         }
-    }
-    if typed_or(model, "block_size", BlockSize::Auto) == Some(BlockSize::Auto) {
-        let message = format!(
-            "`{path}.block_size` must be a number: engines of `connector: {connector}` do not report it"
-        );
-        report.error(place("block_size"), message, "set `block_size: N` to the engines' page size");
     }
     if typed_or(model, "on_no_prefill", OnNoPrefill::default()) == Some(OnNoPrefill::Local) {
         let message =

@@ -179,13 +179,13 @@ fn sglang_serves_pairs_only() {
         1,
     );
     accepted(&valid);
+    accepted(&valid.replacen("    block_size: 16\n", "", 1));
     let local = "    local_prefill_max_tokens: 1\n    retries";
     for (from, to, part) in [
         ("on_no_prefill: fail", "on_no_prefill: local", "on_no_prefill: local`"),
         ("    on_no_prefill: fail\n", "", "add `on_no_prefill: fail`"),
         ("    retries", local, "local_prefill_max_tokens`"),
         ("role: prefill", "role: both", "role: both`"),
-        ("    block_size: 16\n", "", "set `block_size: N`"),
         ("flow: prefill_first", "flow: decode_first", "flow: decode_first` is not possible"),
         (
             "kind: huggingface, path: tokenizer",
