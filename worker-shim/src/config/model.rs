@@ -62,7 +62,8 @@ pub struct Config {
     #[serde(default)]
     pub drain: Drain,
     /// The address at which rank 0 of the engine publishes KV events, `tcp://HOST:PORT`; rank r uses
-    /// the port plus r. Without it, the shim asks the engine (`/kv_event_sources`).
+    /// the port plus r. Without it, the shim asks the engine (`/kv_event_sources`, or SGLang's
+    /// `/server_info`).
     #[serde(default)]
     pub kv_events: Option<String>,
     /// The address at which rank 0 of the engine replays KV events; rank r uses the port plus r.

@@ -33,7 +33,7 @@ pub struct WorkerConfig {
     /// The worker's HTTP address, `http://HOST:PORT` or `https://HOST:PORT`.
     pub url: String,
     /// The address of KV events, `tcp://HOST:PORT`, or `none`. Default: the engine is asked
-    /// (`/kv_event_sources`), for `kv_replay` too.
+    /// (`/kv_event_sources`, SGLang's `/server_info`), for `kv_replay` too.
     #[serde(default)]
     pub kv_events: Option<String>,
     /// The address of replays of KV events, `tcp://HOST:PORT`.
