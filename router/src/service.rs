@@ -219,6 +219,7 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
         converts_events: scope.identity().protocol == Protocol::Grpc,
         unread,
         distrusts_kept_connections: AtomicBool::new(false),
+        was_late: AtomicBool::new(false),
     });
     let now_unix_ms = unix_ms();
     let decisions: Vec<DecisionHandle> =

@@ -24,7 +24,7 @@ pub(crate) enum AttentionKind {
     BrokerDisconnected,
     /// The replica has refused requests because of load.
     ShedsRequests,
-    /// A worker is down, ejected, stuck, or leaves.
+    /// A worker is down, unready, ejected, stuck, or leaves.
     State,
     /// A worker is drained.
     Draining,
@@ -150,7 +150,7 @@ pub(crate) fn of_worker(worker: &WorkerSnapshot) -> Vec<Attention> {
     let mut found = Vec::new();
     let why = &worker.state_why;
     match worker.state.as_str() {
-        "down" | "ejected" | "stuck" | "left" => {
+        "down" | "unready" | "ejected" | "stuck" | "left" => {
             found.push(Attention::new(Kind::State, format!("{}: {why}", worker.state)));
         }
         "draining" => {

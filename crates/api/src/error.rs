@@ -72,8 +72,21 @@ pub enum ErrorKind {
     /// No worker can take the request.
     NoWorker,
     /// An engine refused the request with this status. The status is relayed if the client is at
-    /// fault, or if it is 429.
+    /// fault.
     EngineRejected(u16),
+    /// An engine is full, as it has said with status 429 or 503.
+    EngineFull {
+        /// The status.
+        status: u16,
+        /// Seconds after which it asks to be tried again.
+        retry_after_s: u32,
+    },
+    /// An engine does not have the path of the request, or does not implement it.
+    EngineLacksPath,
+    /// An engine does not have the model or the adapter of the request.
+    EngineLacksModel,
+    /// The engine left service while the leg waited for it.
+    EngineLost,
     /// No worker of the model supports the endpoint.
     NotOffered,
     /// An engine could not be reached and has not received the request.
@@ -126,6 +139,8 @@ struct RareParts {
     is_of_additions: bool,
     /// Whether the message is withheld from clients, because it names the worker.
     is_withheld: bool,
+    /// Whether the prompt itself took too long.
+    is_slow_prompt: bool,
 }
 
 impl Error {
@@ -274,14 +289,15 @@ impl Error {
             // The size of a reply is determined by the request: `n`, `logprobs`, `max_tokens`.
             | ErrorKind::ReplyTooLarge
             | ErrorKind::ClientGone => Fault::Client,
-            // An engine that does not accept the router's credential, does not know the model or
-            // the path, is overloaded, or has its own threshold (412) says nothing about the
-            // client's request.
-            ErrorKind::EngineRejected(401 | 403 | 404 | 405 | 407 | 408 | 412 | 429 | 501) => {
-                Fault::Engine
-            }
+            // An engine that does not accept the router's credential, gave up waiting, or has its own
+            // threshold (412) says nothing about the client's request.
+            ErrorKind::EngineRejected(401 | 407 | 408 | 412) => Fault::Engine,
             ErrorKind::EngineRejected(_) => Fault::Client,
-            ErrorKind::EngineUnreachable
+            ErrorKind::EngineFull { .. }
+            | ErrorKind::EngineLacksPath
+            | ErrorKind::EngineLacksModel
+            | ErrorKind::EngineLost
+            | ErrorKind::EngineUnreachable
             | ErrorKind::EngineFailed
             | ErrorKind::StaleConnection
             | ErrorKind::ForeignReply
@@ -301,15 +317,31 @@ impl Error {
 
     /// Whether the same request may succeed on another worker.
     pub fn worth_another_worker(&self) -> bool {
-        self.fault() == Fault::Engine && self.kind != ErrorKind::DecodeLost
+        let is_slow = self.rare.as_ref().is_some_and(|rare| rare.is_slow_prompt);
+        self.fault() == Fault::Engine && self.kind != ErrorKind::DecodeLost && !is_slow
     }
 
-    /// Whether the error counts against the worker that it came from. It does not if the worker is
-    /// only full, or if the request or a connection is at fault.
+    /// Whether the error counts against the worker that it came from, in circuit breakers and
+    /// ejection. It does only if the engine failed: not if the engine is full, lacks what is asked
+    /// for, does not take the router's key, or is late, which may be due to the request.
     pub fn speaks_against_its_worker(&self) -> bool {
-        let full =
-            matches!(self.kind, ErrorKind::EngineRejected(408 | 429) | ErrorKind::BelowThreshold);
-        self.fault() == Fault::Engine && !full && !self.is_of_the_connection()
+        match self.kind {
+            ErrorKind::EngineFailed
+            | ErrorKind::EngineUnreachable
+            | ErrorKind::ForeignHandOff
+            | ErrorKind::DecodeLost
+            | ErrorKind::EngineRejected(407 | 412) => true,
+            // The lease of a hand-off is short; the worker's queue may just be long.
+            _ => false,
+        }
+    }
+
+    /// Marks the error as that of a prompt that took too long on an engine which worked meanwhile:
+    /// another engine would take as long.
+    #[must_use]
+    pub fn of_slow_prompt(mut self) -> Self {
+        self.rare.get_or_insert_default().is_slow_prompt = true;
+        self
     }
 
     /// Whether the error is due to a connection and says nothing about the worker, so that the same
@@ -331,17 +363,20 @@ impl Error {
             ErrorKind::UnsupportedMedia => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             ErrorKind::ForbiddenHost | ErrorKind::NotPermitted => StatusCode::FORBIDDEN,
             ErrorKind::Unauthenticated => StatusCode::UNAUTHORIZED,
-            ErrorKind::UnknownModel | ErrorKind::UnknownPath | ErrorKind::NotOffered => {
-                StatusCode::NOT_FOUND
-            }
+            ErrorKind::UnknownModel
+            | ErrorKind::UnknownPath
+            | ErrorKind::NotOffered
+            | ErrorKind::EngineLacksPath
+            | ErrorKind::EngineLacksModel => StatusCode::NOT_FOUND,
             ErrorKind::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             ErrorKind::Overloaded | ErrorKind::NoWorker | ErrorKind::RouterStopping => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
-            ErrorKind::OverShare
-            | ErrorKind::Busy(_)
-            | ErrorKind::LimitReached(_)
-            | ErrorKind::EngineRejected(429) => StatusCode::TOO_MANY_REQUESTS,
+            ErrorKind::OverShare | ErrorKind::Busy(_) | ErrorKind::LimitReached(_) => {
+                StatusCode::TOO_MANY_REQUESTS
+            }
+            ErrorKind::EngineFull { status: 503, .. } => StatusCode::SERVICE_UNAVAILABLE,
+            ErrorKind::EngineFull { .. } => StatusCode::TOO_MANY_REQUESTS,
             ErrorKind::EngineRejected(_) if self.fault() == Fault::Engine => {
                 StatusCode::BAD_GATEWAY
             }
@@ -349,6 +384,7 @@ impl Error {
                 StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_REQUEST)
             }
             ErrorKind::EngineUnreachable
+            | ErrorKind::EngineLost
             | ErrorKind::EngineFailed
             | ErrorKind::StaleConnection
             | ErrorKind::ForeignReply
@@ -366,9 +402,10 @@ impl Error {
             ErrorKind::Overloaded
             | ErrorKind::OverShare
             | ErrorKind::NoWorker
-            | ErrorKind::RouterStopping
-            | ErrorKind::EngineRejected(429) => Some(1),
-            ErrorKind::Busy(seconds) => Some(seconds),
+            | ErrorKind::RouterStopping => Some(1),
+            ErrorKind::Busy(seconds) | ErrorKind::EngineFull { retry_after_s: seconds, .. } => {
+                Some(seconds)
+            }
             ErrorKind::LimitReached(LimitReached { retry_after_ms: Some(ms), .. }) => {
                 Some(u32::try_from(ms.div_ceil(1000)).unwrap_or(u32::MAX))
             }
@@ -414,7 +451,10 @@ impl Error {
             ErrorKind::Busy(_) => "busy",
             ErrorKind::NoWorker => "no_worker",
             ErrorKind::EngineRejected(_) => "engine_rejected",
-            ErrorKind::NotOffered => "not_offered",
+            ErrorKind::NotOffered | ErrorKind::EngineLacksPath => "not_offered",
+            ErrorKind::EngineLacksModel => "engine_lacks_model",
+            ErrorKind::EngineFull { .. } => "engine_full",
+            ErrorKind::EngineLost => "engine_lost",
             ErrorKind::EngineUnreachable => "engine_unreachable",
             ErrorKind::EngineFailed => "engine_failed",
             ErrorKind::StaleConnection => "stale_connection",
@@ -438,7 +478,8 @@ impl Error {
             (_, ErrorKind::LimitReached(_)) => "limited",
             (Fault::Client, _) => "invalid",
             (_, ErrorKind::Overloaded | ErrorKind::OverShare | ErrorKind::Busy(_)) => "shed",
-            (_, ErrorKind::EngineRejected(429)) => "shed",
+            (_, ErrorKind::EngineFull { .. }) => "shed",
+            (_, ErrorKind::EngineLacksPath | ErrorKind::EngineLacksModel) => "invalid",
             (Fault::Engine | Fault::Router, _) => "failed",
         }
     }
@@ -459,8 +500,12 @@ impl Error {
     fn openai(&self) -> Value {
         let kind = match (self.fault(), self.kind) {
             (
-                Fault::Client,
-                ErrorKind::UnknownModel | ErrorKind::UnknownPath | ErrorKind::NotOffered,
+                _,
+                ErrorKind::UnknownModel
+                | ErrorKind::UnknownPath
+                | ErrorKind::NotOffered
+                | ErrorKind::EngineLacksPath
+                | ErrorKind::EngineLacksModel,
             ) => "not_found_error",
             (_, ErrorKind::NotPermitted) => "permission_error",
             (_, ErrorKind::LimitReached(LimitReached { retry_after_ms: None, .. })) => {
@@ -468,7 +513,8 @@ impl Error {
             }
             (_, ErrorKind::LimitReached(reached)) => reached.unit,
             (Fault::Client, _) => "invalid_request_error",
-            (_, ErrorKind::OverShare | ErrorKind::Busy(_) | ErrorKind::EngineRejected(429)) => {
+            (_, ErrorKind::EngineFull { status: 503, .. }) => "service_unavailable_error",
+            (_, ErrorKind::OverShare | ErrorKind::Busy(_) | ErrorKind::EngineFull { .. }) => {
                 "rate_limit_error"
             }
             (_, ErrorKind::Overloaded | ErrorKind::NoWorker | ErrorKind::RouterStopping) => {
@@ -534,16 +580,21 @@ impl Error {
     pub fn to_grpc(&self) -> tonic::Status {
         use tonic::Code;
         let code = match (self.fault(), self.kind) {
-            (_, ErrorKind::UnknownModel | ErrorKind::UnknownPath | ErrorKind::NotOffered) => {
-                Code::NotFound
-            }
+            (
+                _,
+                ErrorKind::UnknownModel
+                | ErrorKind::UnknownPath
+                | ErrorKind::NotOffered
+                | ErrorKind::EngineLacksPath
+                | ErrorKind::EngineLacksModel,
+            ) => Code::NotFound,
             (_, ErrorKind::Unauthenticated) => Code::Unauthenticated,
             (_, ErrorKind::NotPermitted) => Code::PermissionDenied,
             (_, ErrorKind::LimitReached(_)) => Code::ResourceExhausted,
             (_, ErrorKind::BodyTooLarge | ErrorKind::Overloaded | ErrorKind::OverShare) => {
                 Code::ResourceExhausted
             }
-            (_, ErrorKind::Busy(_) | ErrorKind::EngineRejected(429)) => Code::ResourceExhausted,
+            (_, ErrorKind::Busy(_) | ErrorKind::EngineFull { .. }) => Code::ResourceExhausted,
             (_, ErrorKind::BodyTimeout) => Code::DeadlineExceeded,
             (Fault::Client, _) => Code::InvalidArgument,
             (_, ErrorKind::EngineTimeout | ErrorKind::LeaseExpired) => Code::DeadlineExceeded,
@@ -563,6 +614,8 @@ impl std::fmt::Display for Error {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.fault() {
             Fault::Client => write!(f, "{} ({})", self.outcome(), self.status().as_u16()),
+            // In the engine's words.
+            _ if self.kind == ErrorKind::EngineLacksModel => f.write_str(self.outcome()),
             Fault::Engine | Fault::Router => write!(f, "{}: {}", self.outcome(), self.message),
         }
     }

@@ -123,6 +123,8 @@ pub(super) struct BegunReply {
     pub(super) peer: Option<Peer>,
     /// The field `date`, if it has the usual form.
     pub(super) date: Option<HttpDate>,
+    /// The field `retry-after`, if it is a number of seconds.
+    pub(super) retry_after_s: Option<u32>,
     pub(super) body: EngineBody,
 }
 
@@ -181,7 +183,7 @@ impl Connections {
         wire: Box<Connection>,
         head: Head,
     ) -> BegunReply {
-        let Head { status, framing, keeps, date } = head;
+        let Head { status, framing, keeps, date, retry_after_s } = head;
         let peer = wire.peer;
         let return_to = keeps.then(|| ReturnTo {
             connections: Arc::clone(self),
@@ -190,7 +192,7 @@ impl Connections {
             class: to.class,
         });
         let body = EngineBody { framing, wire: Some(wire), return_to, is_proven: false };
-        BegunReply { status, peer, date, body }
+        BegunReply { status, peer, date, retry_after_s, body }
     }
 
     fn check_out(&self, to: Destination<'_>) -> Option<Box<Connection>> {

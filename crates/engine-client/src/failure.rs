@@ -57,24 +57,49 @@ pub(super) fn io_cause<'a>(error: &'a (dyn std::error::Error + 'static)) -> Opti
     std::iter::successors(Some(error), |error| error.source()).find_map(|e| e.downcast_ref())
 }
 
-/// The error for an engine's error status. If the client is at fault, the engine's own message is
-/// passed on, because it tells the client what to change.
-pub(super) async fn refusal(worker: &dyn Engine, status: StatusCode, body: EngineBody) -> Error {
+/// Seconds after which a full engine that names no time is tried again.
+const RETRY_AFTER_S: u32 = 1;
+
+/// The error for an engine's error status; `retry_after_s` is its field `retry-after`. If the client
+/// is at fault, the engine's own message is passed on, because it tells the client what to change.
+pub(super) async fn refusal(
+    worker: &dyn Engine,
+    status: StatusCode,
+    retry_after_s: Option<u32>,
+    body: EngineBody,
+) -> Error {
     let status = status.as_u16();
     let body = Limited::new(body, ERROR_BODY_MAX_BYTES).collect().await;
     let engine_error = body.ok().and_then(|body| engine_message(&body.to_bytes()));
-    // Status 501 (not implemented) is a refusal and not a failure of the engine.
-    if !(400..500).contains(&status) && status != 501 {
-        return Error::engine(worker.id(), &format!("answered with status {status}")).of_reply();
-    }
-    rejection(worker, status, engine_error).of_reply()
+    rejection(worker, status, retry_after_s, engine_error).of_reply()
 }
 
 fn rejection(
     worker: &dyn Engine,
     status: u16,
+    retry_after_s: Option<u32>,
     engine_error: Option<(String, Option<String>)>,
 ) -> Error {
+    match (status, &engine_error) {
+        (429 | 503, _) => {
+            let retry_after_s = retry_after_s.unwrap_or(RETRY_AFTER_S);
+            let message = format!("worker {} is full (status {status})", worker.id());
+            return Error::new(ErrorKind::EngineFull { status, retry_after_s }, message);
+        }
+        (404, Some((message, param))) => {
+            let error = Error::new(ErrorKind::EngineLacksModel, message.clone());
+            return match param {
+                Some(param) => error.with_param(param.clone()),
+                None => error,
+            };
+        }
+        (404 | 405 | 501, _) => {
+            let message = format!("the engine does not offer this path (status {status})");
+            return Error::new(ErrorKind::EngineLacksPath, message);
+        }
+        (400..=499, _) => {}
+        _ => return Error::engine(worker.id(), &format!("answered with status {status}")),
+    }
     let message = format!("worker {} refused with status {status}", worker.id());
     let own = Error::new(ErrorKind::EngineRejected(status), message);
     match engine_error {
@@ -91,12 +116,6 @@ fn rejection(
         Some((message, param)) if own.fault() == Fault::Client => {
             Error::rejected(status, message, param)
         }
-        // The parameter tells an unknown model from an unknown path.
-        Some((message, param)) if status == 404 => match param {
-            Some(param) => own.with_param(param),
-            None if message.starts_with("The model `") => own.with_param("model"),
-            None => own,
-        },
         _ => own,
     }
 }
@@ -108,11 +127,11 @@ pub fn refusal_event(worker: &dyn Engine, event: &[u8]) -> Error {
     let read = Some(event).filter(|event| event.len() <= ERROR_BODY_MAX_BYTES);
     let status = read
         .and_then(|event| serde_json::from_slice::<serde_json::Value>(event).ok())
-        .and_then(|event| event.get("error")?.get("code")?.as_u64())
+        .and_then(|event| event.get("error").unwrap_or(&event).get("code")?.as_u64())
         .and_then(|code| u16::try_from(code).ok())
-        .filter(|code| (400..500).contains(code));
+        .filter(|code| (400..500).contains(code) || *code == 503);
     match status {
-        Some(status) => rejection(worker, status, engine_message(event)).of_reply(),
+        Some(status) => rejection(worker, status, None, engine_message(event)).of_reply(),
         None => Error::engine(worker.id(), "answered with an error event").of_reply(),
     }
 }

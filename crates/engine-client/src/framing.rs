@@ -58,6 +58,8 @@ pub struct Head {
     pub keeps: bool,
     /// The field `date`, if it has the usual form.
     pub date: Option<HttpDate>,
+    /// The field `retry-after`, if it is a number of seconds.
+    pub retry_after_s: Option<u32>,
 }
 
 /// How the end of a reply's body is found.
@@ -144,8 +146,8 @@ fn head(bytes: &[u8]) -> Result<Option<(usize, Head)>, Malformed> {
     } else {
         head_fields.length.map_or(Framing::UntilClose, Framing::Length)
     };
-    let (keeps, date) = (head_fields.keeps, head_fields.date);
-    Ok(Some((length, Head { status, framing, keeps, date })))
+    let FramingFields { keeps, date, retry_after_s, .. } = head_fields;
+    Ok(Some((length, Head { status, framing, keeps, date, retry_after_s })))
 }
 
 /// The framing fields of a head.
@@ -155,6 +157,7 @@ struct FramingFields {
     is_chunked: bool,
     keeps: bool,
     date: Option<HttpDate>,
+    retry_after_s: Option<u32>,
 }
 
 impl FramingFields {
@@ -177,6 +180,8 @@ impl FramingFields {
             self.keeps &= !words.any(|word| word.eq_ignore_ascii_case(b"close"));
         } else if name.eq_ignore_ascii_case("date") {
             self.date = HttpDate::of(value);
+        } else if name.eq_ignore_ascii_case("retry-after") {
+            self.retry_after_s = number(value, 10).and_then(|seconds| seconds.try_into().ok());
         }
         Ok(())
     }

@@ -257,12 +257,12 @@ impl EngineClient {
         let (engine, fresh) = (Some(worker), leg_headers.fresh);
         let to = Destination { authority, process, class, engine, fresh };
         let begun = self.connections(worker).request(to, &mut request.ended(), again).await;
-        let BegunReply { status, peer, mut body, .. } =
+        let BegunReply { status, peer, retry_after_s, mut body, .. } =
             begun.map_err(|error| failure(worker, &error))?;
         if status != StatusCode::OK {
             // Error replies carry no id that could be checked.
             body.prove();
-            return Err(refusal(worker, status, body).await);
+            return Err(refusal(worker, status, retry_after_s, body).await);
         }
         let proof = Proof { request_id, shape, teaches: leg_headers.gate.is_none() };
         Ok(Response { peer, body, proof })
@@ -325,6 +325,26 @@ impl EngineClient {
         path: &'static str,
         max_bytes: usize,
     ) -> Result<String, Error> {
+        let (status, text) = self.get_any(worker, path, max_bytes).await?;
+        if status != StatusCode::OK {
+            let what = format!("answers {path} with status {}", status.as_u16());
+            return Err(Error::engine(worker.id(), &what).of_reply());
+        }
+        String::from_utf8(text.into())
+            .map_err(|_| Error::engine(worker.id(), "sent a text that is not UTF-8"))
+    }
+
+    /// Sends a `GET` to an engine. Returns status and body of any reply, with a body of up to
+    /// `max_bytes`.
+    ///
+    /// # Errors
+    /// The engine cannot be reached, or its reply is not complete or too long.
+    pub async fn get_any(
+        &self,
+        worker: &dyn Engine,
+        path: &'static str,
+        max_bytes: usize,
+    ) -> Result<(StatusCode, Bytes), Error> {
         let mut request = EngineRequest::new("GET", worker.authority(), path, Bytes::new().into());
         if let Some(value) = &self.authorization {
             request.field("authorization", value);
@@ -334,13 +354,8 @@ impl EngineClient {
         let begun = self.connections(worker).request(to, &mut request.ended(), |_| true).await;
         let BegunReply { status, mut body, .. } = begun.map_err(|error| failure(worker, &error))?;
         body.prove();
-        if status != StatusCode::OK {
-            return Err(Error::engine(worker.id(), "does not answer with 200"));
-        }
         let text = gather(&mut body, max_bytes, &self.memory, None).await;
-        let text = text.map_err(|error| error.of_report(worker))?;
-        String::from_utf8(text.into())
-            .map_err(|_| Error::engine(worker.id(), "sent a text that is not UTF-8"))
+        Ok((status, text.map_err(|error| error.of_report(worker))?))
     }
 
     /// Fetches a text from a server beside an engine; with `guarded`, the server must be in the

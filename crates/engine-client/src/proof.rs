@@ -23,27 +23,35 @@ pub struct Shape {
     path: &'static str,
     /// A unique number below 32.
     number: u8,
+    endpoint: Option<Endpoint>,
 }
 
 impl Shape {
     /// A chat rendered to tokens by the engine that would answer the chat.
-    pub const RENDERED_CHAT: Self = Self { path: "/v1/chat/completions/render", number: 30 };
+    pub const RENDERED_CHAT: Self =
+        Self { path: "/v1/chat/completions/render", number: 30, endpoint: None };
     /// A completion's prompt rendered to tokens.
-    pub const RENDERED_COMPLETION: Self = Self { path: "/v1/completions/render", number: 31 };
+    pub const RENDERED_COMPLETION: Self =
+        Self { path: "/v1/completions/render", number: 31, endpoint: None };
 
     /// A complete reply of an endpoint.
     pub fn whole(endpoint: Endpoint) -> Self {
-        Self { path: endpoint.path(), number: endpoint as u8 * 2 }
+        Self { path: endpoint.path(), number: endpoint as u8 * 2, endpoint: Some(endpoint) }
     }
 
     /// A stream of an endpoint.
     pub fn streamed(endpoint: Endpoint) -> Self {
-        Self { path: endpoint.path(), number: endpoint as u8 * 2 + 1 }
+        Self { path: endpoint.path(), number: endpoint as u8 * 2 + 1, endpoint: Some(endpoint) }
     }
 
     /// The path of the request.
     pub fn path(self) -> &'static str {
         self.path
+    }
+
+    /// The endpoint, if clients can ask for it.
+    pub fn endpoint(self) -> Option<Endpoint> {
+        self.endpoint
     }
 
     pub(super) fn number(self) -> u8 {

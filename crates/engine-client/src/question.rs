@@ -113,7 +113,7 @@ impl EngineClient {
         let to = Destination { authority, process, class: QUESTIONS, engine: None, fresh: true };
         let exchange = async {
             let begun = self.connections(worker).request(to, &mut request.ended(), |_| false).await;
-            let BegunReply { status, mut body, date, peer } = begun.map_err(no_reply)?;
+            let BegunReply { status, mut body, date, peer, .. } = begun.map_err(no_reply)?;
             // The body is not proven: its connection ends with it.
             let body = gather(&mut body, max_bytes, self.memory(), None).await;
             let body = body.map_err(|error| match error {

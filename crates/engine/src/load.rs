@@ -46,6 +46,8 @@ pub struct EngineLoad {
     pub inter_token: Option<InterToken>,
     /// Whether there is a metric that only an engine with the NIXL connector has.
     pub has_nixl: bool,
+    /// Whether the engine was put to sleep.
+    pub is_asleep: Option<bool>,
 }
 
 /// The intervals between two tokens of a request since the engine's start: about one engine step

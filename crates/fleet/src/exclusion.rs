@@ -71,10 +71,12 @@ pub fn veto_by_health(worker: &Worker, leg: Leg, now: Instant) -> Option<VetoRea
         WorkerState::Draining if worker.is_quarantined() => Some(VetoReason::Quarantined),
         WorkerState::Draining => Some(VetoReason::Draining),
         WorkerState::Stuck => Some(VetoReason::Stuck),
+        WorkerState::Unready => Some(VetoReason::Unready),
         WorkerState::Left => Some(VetoReason::Left),
         WorkerState::Joining | WorkerState::Warming | WorkerState::Serving => {
             let shut = worker.serves(leg) && !worker.breaker(leg).allows(now);
-            shut.then_some(VetoReason::BreakerOpen)
+            let full = worker.health.rest.lasts(now).then_some(VetoReason::Full);
+            shut.then_some(VetoReason::BreakerOpen).or(full)
         }
     }
 }

@@ -2,15 +2,18 @@
 //! when their time is over, and finds workers that are stuck.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
 use super::roster::Roster;
 use super::state::{Event, WorkerState};
+use super::work_trial;
 use super::worker::Worker;
 use crate::ServedModel;
-use splitrail_config::model::{EjectionConfig, OnNoPrefill, Role};
+use splitrail_config::model::{EjectionConfig, Model, OnNoPrefill, Role};
 use splitrail_workload::ejection::{Record, lasts, outliers};
 
 /// Interval at which ends of slow starts and ejections are checked, and the progress of workers.
@@ -22,13 +25,19 @@ pub(super) async fn run(served: Arc<ServedModel>) {
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut next_look = Instant::now();
+    // At most one for each worker.
+    let mut trials = JoinSet::new();
     loop {
         ticks.tick().await;
         let now = Instant::now();
         let roster = served.pool.roster();
         end_times(&roster, config.slow_start, now);
-        let local = served.config.on_no_prefill == OnNoPrefill::Local;
-        roster.iter().for_each(|worker| check_progress(&roster, worker, local, now));
+        while trials.try_join_next().is_some() {}
+        for worker in roster.iter() {
+            if check_progress(&roster, worker, &served.config, now) {
+                trials.spawn(work_trial::run(Arc::clone(&served), Arc::clone(worker)));
+            }
+        }
         if now >= next_look {
             next_look = now + config.ejection.interval;
             look(&roster, &config.ejection, now);
@@ -51,29 +60,39 @@ fn end_times(roster: &Roster, slow_start: Duration, now: Instant) {
     }
 }
 
-/// Takes a worker out of service that makes no progress, or back into service. The last worker of its
-/// role that takes work stays: nothing could take its place. A prefill worker can be done without if
-/// decode workers compute prompts `local`ly.
-fn check_progress(roster: &Roster, worker: &Worker, local: bool, now: Instant) {
+/// Takes a worker out of service that makes no progress, or back into service. Returns whether it is to
+/// be asked for one token first. The last worker of its role that takes work stays: nothing could take
+/// its place. A prefill worker can be done without if decode workers compute prompts locally.
+fn check_progress(roster: &Roster, worker: &Worker, config: &Model, now: Instant) -> bool {
+    let health = &worker.health;
+    let stalled = health.progress.stalled_for(now);
+    // An engine that serves no request alone cannot be asked for a token.
+    let can_be_asked = config.connector.serves_alone();
+    if worker.state() == WorkerState::Stuck {
+        let works = health.progress.signs() != health.signs_when_stuck.load(Relaxed);
+        if works || (!can_be_asked && stalled.is_none()) {
+            health.lifecycle.change(Event::Progress, "it shows work again, or no leg waits");
+            return false;
+        }
+        return can_be_asked && health.trial.begin(now);
+    }
+    let Some(silent) = stalled else { return false };
+    if can_be_asked && !health.trial.is_unanswered(worker.load.costs.are_learned(), now) {
+        return worker.state().takes_work() && health.trial.begin(now);
+    }
     let role = worker.config.role;
     let takes_its_place = |other: &Worker| {
         other.index != worker.index && other.config.role == role && other.state().takes_work()
     };
-    match worker.health.progress.stuck_for(now) {
-        Some(silent)
-            if (role == Role::Prefill && local)
-                || roster.iter().any(|other| takes_its_place(other)) =>
-        {
-            let seconds = silent.as_secs_f64();
-            let legs = worker.load.booked.requests();
-            let why = format!("no sign of work for {seconds:.1} s, although {legs} legs wait");
-            worker.health.lifecycle.change(Event::Stall, why);
-        }
-        None if worker.state() == WorkerState::Stuck => {
-            worker.health.lifecycle.change(Event::Progress, "it shows work again, or no leg waits");
-        }
-        Some(_) | None => {}
+    let is_local = role == Role::Prefill && config.on_no_prefill == OnNoPrefill::Local;
+    if is_local || roster.iter().any(|other| takes_its_place(other)) {
+        let seconds = silent.as_secs_f64();
+        let legs = worker.load.booked.requests();
+        let why = format!("no sign of work for {seconds:.1} s; {legs} legs wait");
+        health.signs_when_stuck.store(health.progress.signs(), Relaxed);
+        health.lifecycle.change(Event::Stall, why);
     }
+    false
 }
 
 /// Judges the results of the workers since the last evaluation, separately for each role.
@@ -124,7 +143,7 @@ models:
 "#;
 
     #[test]
-    fn a_worker_without_progress_is_stuck_if_others_can_take_its_place() {
+    fn a_worker_that_gives_no_token_is_stuck_if_others_can_take_its_place() {
         let worker = |id: &str, role: &str| {
             let config = format!(r#"{{"id": "{id}", "role": "{role}", "url": "http://{id}:1"}}"#);
             let config = serde_json::from_str(&config).unwrap();
@@ -136,25 +155,38 @@ models:
             seed: HashSeed(1),
             max_blocks_per_worker: 8,
         };
+        let loaded = splitrail_config::parse("test.yaml", CONFIG, &std::env::temp_dir());
+        let loaded = loaded.unwrap_or_else(|problems| panic!("{problems}")).config;
+        let mut config = loaded.models[0].clone();
         let pool = Pool::new(index, None);
-        let [prefill, first, last] = [("p", "prefill"), ("d0", "decode"), ("d1", "decode")]
+        let workers = [("p", "prefill"), ("d0", "decode"), ("d1", "decode")]
             .map(|(id, role)| pool.enter(worker(id, role)));
-        let legs = [&prefill, &first, &last].map(|worker| {
+        let legs = workers.each_ref().map(|worker| {
             let leg = worker.book(None, 0, 10);
             leg.set_awaited(Awaited::FirstOutput);
             leg
         });
         let start = Instant::now();
-        let states = |local: bool, at_s: u64| {
+        let asked = |config: &Model, at_s: u64| {
             let (roster, now) = (pool.roster(), start + Duration::from_secs(at_s));
-            roster.iter().for_each(|worker| check_progress(&roster, worker, local, now));
-            [&prefill, &first, &last].map(|worker| worker.state().name())
+            roster.iter().map(|worker| check_progress(&roster, worker, config, now)).collect()
         };
-        assert_eq!(states(false, 0), ["joining"; 3]);
-        assert_eq!(states(false, 60), ["joining", "stuck", "joining"]);
-        assert_eq!(states(true, 60), ["stuck", "stuck", "joining"]);
+        let states = || workers.each_ref().map(|worker| worker.state().name());
+        config.on_no_prefill = OnNoPrefill::Fail;
+        assert_eq!(asked(&config, 0), [false; 3]);
+        assert_eq!(asked(&config, 60), [true; 3], "each is asked for one token first");
+        assert_eq!((asked(&config, 61), states()), (vec![false; 3], ["joining"; 3]));
+        assert_eq!(asked(&config, 65), [false; 3]);
+        assert_eq!(states(), ["joining", "stuck", "joining"], "the last of its role stays");
+        config.on_no_prefill = OnNoPrefill::Local;
+        asked(&config, 66);
+        assert_eq!(states(), ["stuck", "stuck", "joining"]);
         drop(legs);
-        assert_eq!(states(true, 61), ["serving", "serving", "joining"]);
+        asked(&config, 67);
+        assert_eq!(states(), ["stuck", "stuck", "joining"], "nothing shows that it works");
+        workers.iter().for_each(|worker| worker.health.progress.record_sign());
+        asked(&config, 68);
+        assert_eq!(states(), ["serving", "serving", "joining"]);
     }
 
     #[tokio::test]

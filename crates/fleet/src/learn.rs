@@ -5,7 +5,6 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use splitrail_engine::identity::EventSource;
-use splitrail_engine::load::EngineLoad;
 use splitrail_engine_client::networks::literal;
 use splitrail_engine_client::{Question, WholeReply, random_request_id};
 use tokio::time::Instant;
@@ -19,14 +18,9 @@ const REPLY_MAX_BYTES: usize = 4 << 20;
 /// Maximum number of characters of a model name reported by an engine in a log line.
 const NAME_MAX_CHARS: usize = 128;
 
-/// Asks one engine, whose metrics are `load`. Returns whether everything is known now; otherwise it
-/// is asked again. Each question may take `patience`.
-pub(super) async fn learn(
-    served: &ServedModel,
-    worker: &Worker,
-    load: &EngineLoad,
-    patience: Duration,
-) -> bool {
+/// Asks one engine. Returns whether everything is known now; otherwise it is asked again. Each question
+/// may take `patience`.
+pub(super) async fn learn(served: &ServedModel, worker: &Worker, patience: Duration) -> bool {
     let models = ask(served, worker, worker.engine.kind.paths().models, patience).await;
     let events = learn_events(served, worker, patience).await;
     let (Some(models), Some(events)) = (models, events) else {
@@ -43,8 +37,10 @@ pub(super) async fn learn(
         tell_events(worker);
     }
     let expects_nixl = served.config.connector.is_pulled();
+    let load = worker.load(std::time::Instant::now());
     // Other engines than vLLM have other metrics.
-    if expects_nixl && load.block_size.is_some() && !load.has_nixl {
+    let lacks_nixl = load.is_some_and(|load| load.block_size.is_some() && !load.has_nixl);
+    if expects_nixl && lacks_nixl {
         tracing::warn!(
             model = served.name(),
             worker = worker.id(),

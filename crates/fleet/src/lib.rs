@@ -44,13 +44,14 @@ pub mod state;
 pub mod trial;
 pub mod usage_stats;
 pub mod waiting;
+pub mod work_trial;
 pub mod worker;
 
 pub use bootstrap::Bootstrap;
 pub use claims::WorkerSource;
 pub use cluster::Cluster;
 pub use exclusion::{Exclusion, excluded, veto_by_health};
-pub use leg::{LegLimit, LegReply, LegRequest};
+pub use leg::{LegLimit, LegReply, LegRequest, LegWait};
 pub use membership::Fleet;
 pub use pool::{CandidateQuery, Pool};
 pub use ranks::Ranks;

@@ -6,6 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use prometheus::IntCounterVec;
+use tokio::sync::watch;
 
 use super::state::{Event, WorkerState};
 use splitrail_telemetry::clock::unix_ms;
@@ -20,6 +21,16 @@ pub struct Lifecycle {
     model: String,
     worker: String,
     transitions: Option<IntCounterVec>,
+    departures: watch::Sender<Departures>,
+}
+
+/// How often a worker has left service, so that legs that wait for it can leave it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Departures {
+    /// How often it was down, or its engine withdrew.
+    pub gone: u32,
+    /// How often it was stuck.
+    pub stuck: u32,
 }
 
 /// When and why a worker entered its state.
@@ -43,6 +54,7 @@ impl Lifecycle {
             model: String::new(),
             worker: worker.to_owned(),
             transitions: None,
+            departures: watch::Sender::default(),
         }
     }
 
@@ -54,6 +66,11 @@ impl Lifecycle {
     /// The name of the worker's model; empty before [`counted`](Self::counted).
     pub fn model(&self) -> &str {
         &self.model
+    }
+
+    /// Follows how often the worker leaves service.
+    pub fn departures(&self) -> watch::Receiver<Departures> {
+        self.departures.subscribe()
     }
 
     /// The current state.
@@ -82,8 +99,19 @@ impl Lifecycle {
             *since = StateEntry { at: Instant::now(), unix_ms: unix_ms(), why: why.to_string() };
             (from.name(), to)
         };
+        match to {
+            WorkerState::Down | WorkerState::Unready => {
+                self.departures.send_modify(|departures| departures.gone += 1);
+            }
+            WorkerState::Stuck => self.departures.send_modify(|departures| departures.stuck += 1),
+            _ => {}
+        }
         let (model, worker) = (&self.model, &self.worker);
-        if matches!(to, WorkerState::Down | WorkerState::Ejected | WorkerState::Stuck) {
+        let is_fault = matches!(
+            to,
+            WorkerState::Down | WorkerState::Ejected | WorkerState::Stuck | WorkerState::Unready
+        );
+        if is_fault {
             tracing::warn!(
                 model,
                 worker,

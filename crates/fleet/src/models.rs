@@ -158,6 +158,7 @@ fn assemble_model(
         no_prefill: LogThrottle::default(),
         stranded: LogThrottle::default(),
         below_threshold: LogThrottle::default(),
+        suspects: Arc::default(),
     }))
 }
 

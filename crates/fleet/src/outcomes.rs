@@ -22,6 +22,12 @@ impl OutcomeCounters {
         self.failed.fetch_add(failed.into(), Relaxed);
     }
 
+    /// Takes back a failure that was not the worker's fault.
+    pub(super) fn forgive(&self) {
+        let less = |failed: u32| failed.checked_sub(1);
+        let _ = self.failed.fetch_update(Relaxed, Relaxed, less);
+    }
+
     /// Counts a reply that began `after` its leg was sent.
     pub fn began(&self, after: Duration) {
         self.began.fetch_add(1, Relaxed);

@@ -3,28 +3,44 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use http::StatusCode;
 use splitrail_engine::load::EngineLoad;
 use tokio::time::MissedTickBehavior;
 
 use super::engine_facts::KvNames;
 use super::learn::learn;
-use super::worker::Worker;
+use super::worker::{UnreadyCause, Worker};
 use crate::ServedModel;
 use splitrail_api::error::{Error, ErrorKind, Fault};
 use splitrail_engine_client::{Engine as _, EngineClient};
+use tokio::time::Interval;
 
 /// Maximum size in bytes of an engine's `/metrics`. vLLM's metrics take about 60
 /// kB, and ten times as much with hundreds of adapters and ranks.
 const REPORT_MAX_BYTES: usize = 4 << 20;
 
-/// Probes one worker until the task is aborted.
+/// Maximum size in bytes of the reply to a liveness probe.
+const LIVENESS_MAX_BYTES: usize = 64 << 10;
+
+/// Probes one worker until the task is aborted: whether its engine is alive, and its load. A late or
+/// missing report of the load says nothing about the engine's life.
 pub async fn run(served: Arc<ServedModel>, worker: Arc<Worker>) {
-    let config = served.config.health;
-    let mut ticks = tokio::time::interval(config.probe_interval);
+    tokio::join!(follow_liveness(&served, &worker), follow_load(&served, &worker));
+}
+
+/// Ticks in the interval of the model's probes.
+fn ticks(served: &ServedModel) -> Interval {
+    let mut ticks = tokio::time::interval(served.config.health.probe_interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (mut differs, mut learned) = (false, None);
+    ticks
+}
+
+/// Asks whether the engine is alive, and what its configuration leaves out.
+async fn follow_liveness(served: &Arc<ServedModel>, worker: &Arc<Worker>) {
+    let config = served.config.health;
+    let mut ticks = ticks(served);
+    let mut learned = None;
     let (mut passed, mut failed) = (0u32, 0u32);
-    let healthy_threshold = config.healthy_threshold;
     loop {
         ticks.tick().await;
         let asked = Instant::now();
@@ -32,42 +48,104 @@ pub async fn run(served: Arc<ServedModel>, worker: Arc<Worker>) {
         while served.pool.speculative_index.expire(asked) {
             tokio::task::yield_now().await;
         }
-        match ask(&worker, &served.client, config.probe_timeout).await {
-            Ok(load) => {
-                if worker.health.presence.reports(&load) {
-                    worker.record_restart();
+        match ask_alive(served, worker).await {
+            // The router had no memory for the reply, which says nothing about the engine.
+            Err(error) if error.fault() == Fault::Router => {}
+            Err(error) if !has_worked_since(worker, asked, config.probe_interval, &error) => {
+                // What the worker caches is unknown now, whether or not this probe noticed the
+                // failure first.
+                served.pool.speculative_index.forget(worker.index);
+                (passed, failed) = (0, failed.saturating_add(1));
+                let is_certain = error.is_reply() || error.kind() == ErrorKind::EngineUnreachable;
+                if failed >= config.unhealthy_threshold || is_certain {
+                    worker.set_probed(false, &error);
                 }
-                if let Some(tokens) = load.block_size {
-                    differs = tell_block_size(&served, &worker, tokens, differs);
-                }
-                tell_kv_format(&served, &worker, &load);
-                worker.ranks.set_count(load.ranks.unwrap_or(1));
+            }
+            Ok(()) | Err(_) => {
                 let process = worker.process();
-                if learned != Some(process)
-                    && learn(&served, &worker, &load, config.probe_timeout).await
+                let has_load = worker.load(asked).is_some() || worker.load_failure().is_some();
+                if has_load
+                    && learned != Some(process)
+                    && learn(served, worker, config.probe_timeout).await
                 {
                     learned = Some(process);
                 }
-                worker.set_load(asked, load);
                 (passed, failed) = (passed.saturating_add(1), 0);
-                let back = worker.is_up() || passed >= healthy_threshold;
+                let back = worker.is_up() || passed >= config.healthy_threshold;
                 if back && worker.set_probed(true, "it answers") {
                     // A worker that comes back may have been restarted.
                     served.pool.speculative_index.forget(worker.index);
                 }
             }
-            // The router had no memory for the reply, which says nothing about the engine.
-            Err(error) if error.fault() == Fault::Router => {}
-            Err(error) => {
-                // What the worker caches is unknown now, whether or not this probe noticed the
-                // failure first.
-                served.pool.speculative_index.forget(worker.index);
-                (passed, failed) = (0, failed.saturating_add(1));
-                if failed >= config.unhealthy_threshold {
-                    worker.set_probed(false, &error);
-                }
-            }
         }
+        if worker.is_unready_for(UnreadyCause::RefusesKey) && takes_key(served, worker).await {
+            worker.set_unready(UnreadyCause::RefusesKey, false);
+        }
+    }
+}
+
+/// Whether the worker has given a sign of work since a little before a probe that failed: no late
+/// probe outweighs that. A reply that says that the engine is dead does.
+fn has_worked_since(worker: &Worker, asked: Instant, before: Duration, error: &Error) -> bool {
+    let sign = worker.health.progress.sign_at();
+    let is_late = !error.is_reply() && error.kind() != ErrorKind::EngineUnreachable;
+    is_late && sign.is_some_and(|at| at + before >= asked)
+}
+
+/// Asks whether the engine is alive. Engines and proxies that lack the path answer it with another
+/// status than those of servers that fail.
+async fn ask_alive(served: &ServedModel, worker: &Worker) -> Result<(), Error> {
+    let path = worker.engine.kind.paths().liveness;
+    let asked = served.client.get_any(worker, path, LIVENESS_MAX_BYTES);
+    let reply = tokio::time::timeout(served.config.health.probe_timeout, asked).await;
+    let late = |_| Error::new(ErrorKind::EngineTimeout, format!("no reply to {path} in time"));
+    let (status, _) = reply.map_err(late)??;
+    if status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED {
+        let what = format!("answers {path} with status {}", status.as_u16());
+        return Err(Error::engine(worker.id(), &what).of_reply());
+    }
+    Ok(())
+}
+
+/// Whether the engine takes the router's key again.
+async fn takes_key(served: &ServedModel, worker: &Worker) -> bool {
+    let path = worker.engine.kind.paths().models;
+    let asked = served.client.get_any(worker, path, REPORT_MAX_BYTES);
+    let reply = tokio::time::timeout(served.config.health.probe_timeout, asked).await;
+    matches!(reply, Ok(Ok((status, _))) if status != StatusCode::UNAUTHORIZED)
+}
+
+/// Reads the engine's load.
+async fn follow_load(served: &Arc<ServedModel>, worker: &Arc<Worker>) {
+    let mut ticks = ticks(served);
+    let mut differs = false;
+    loop {
+        ticks.tick().await;
+        let asked = Instant::now();
+        let load = match ask_load(worker, &served.client, served.config.health.probe_timeout).await
+        {
+            Ok(load) => load,
+            Err(error) if error.fault() == Fault::Router => continue,
+            Err(error) => {
+                worker.record_load_failure(&error);
+                if error.is_reply() && !worker.ranks.are_known() {
+                    worker.ranks.set_count(1);
+                }
+                continue;
+            }
+        };
+        if worker.health.presence.reports(&load) {
+            worker.record_restart();
+        }
+        if let Some(tokens) = load.block_size {
+            differs = tell_block_size(served, worker, tokens, differs);
+        }
+        tell_kv_format(served, worker, &load);
+        worker.ranks.set_count(load.ranks.unwrap_or(1));
+        if let Some(asleep) = load.is_asleep {
+            worker.set_unready(UnreadyCause::Asleep, asleep);
+        }
+        worker.set_load(asked, load);
     }
 }
 
@@ -112,7 +190,7 @@ fn tell_kv_format(served: &ServedModel, worker: &Worker, load: &EngineLoad) {
 }
 
 /// Requests and parses one load report.
-async fn ask(
+async fn ask_load(
     worker: &Worker,
     client: &EngineClient,
     patience: Duration,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use splitrail_settings::log_throttle::LogThrottle;
 use splitrail_telemetry::{LabelledSeries, ModelSeries};
+use splitrail_workload::suspects::Suspects;
 
 use super::pool::Pool;
 use super::releases::Releases;
@@ -32,6 +33,8 @@ pub struct ServedModel {
     pub client: EngineClient,
     /// The model's budget for retries.
     pub retry_budget: Arc<RetryBudget>,
+    /// Prompts that have failed alike on two workers.
+    pub suspects: Arc<Suspects>,
     /// The tasks that free hand-offs which no decode worker will fetch.
     pub releases: Arc<Releases>,
     /// Limits log lines about mismatches of token counts.

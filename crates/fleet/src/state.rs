@@ -3,7 +3,7 @@
 //! ```text
 //! joining -> warming -> serving -> ejected -> warming
 //!    each of the first three -> stuck -> serving
-//!    any of them -> down -> warming;  -> draining -> joining;  -> left
+//!    any of them -> down -> warming;  -> unready -> warming;  -> draining -> joining;  -> left
 //! ```
 
 /// The state of a worker.
@@ -25,8 +25,11 @@ pub enum WorkerState {
     /// Removed from the fleet. Final.
     Left = 6,
     /// Its engine makes no progress with the legs that it was sent, whatever its probes answer. It
-    /// gets no new work until it makes progress or has no leg left.
+    /// gets no new work until it shows work again.
     Stuck = 7,
+    /// Its engine answers and says that it does not serve now: it sleeps, or it does not take the
+    /// router's key.
+    Unready = 8,
 }
 
 /// What happens to a worker.
@@ -46,6 +49,10 @@ pub enum Event {
     Stall,
     /// There is a sign of work, or no leg that waits.
     Progress,
+    /// The engine says that it does not serve.
+    Withdraw,
+    /// The engine serves again.
+    Return,
     /// An operator or the shim drains the worker.
     Drain,
     /// An operator or the shim ends the draining.
@@ -56,7 +63,7 @@ pub enum Event {
 
 impl WorkerState {
     /// All states, in the order of their numbers.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Joining,
         Self::Warming,
         Self::Serving,
@@ -65,6 +72,7 @@ impl WorkerState {
         Self::Draining,
         Self::Left,
         Self::Stuck,
+        Self::Unready,
     ];
 
     /// The label in metrics, logs and the admin listener.
@@ -78,6 +86,7 @@ impl WorkerState {
             Self::Draining => "draining",
             Self::Left => "left",
             Self::Stuck => "stuck",
+            Self::Unready => "unready",
         }
     }
 
@@ -88,7 +97,9 @@ impl WorkerState {
 
     /// The state after an event; `None` if the state does not change.
     pub fn after(self, event: Event) -> Option<Self> {
-        use WorkerState::{Down, Draining, Ejected, Joining, Left, Serving, Stuck, Warming};
+        use WorkerState::{
+            Down, Draining, Ejected, Joining, Left, Serving, Stuck, Unready, Warming,
+        };
         Some(match (self, event) {
             (Left, _) => return None,
             (_, Event::Leave) => Left,
@@ -96,7 +107,10 @@ impl WorkerState {
             (Draining, _) | (_, Event::Undrain) => return None,
             (_, Event::Drain) => Draining,
             (Joining | Down, Event::Alive) => Warming,
-            (Joining | Warming | Serving | Ejected | Stuck, Event::Dead) => Down,
+            (Joining | Warming | Serving | Ejected | Stuck | Unready, Event::Dead) => Down,
+            (Joining | Warming | Serving | Ejected | Stuck, Event::Withdraw) => Unready,
+            (Unready, Event::Return) => Warming,
+            (Unready, _) | (_, Event::Withdraw | Event::Return) => return None,
             (Joining | Warming | Serving, Event::Stall) => Stuck,
             (Stuck, Event::Progress) => Serving,
             (Stuck, _) | (_, Event::Stall | Event::Progress) => return None,
@@ -122,7 +136,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const EVENTS: [Event; 10] = [
+    const EVENTS: [Event; 12] = [
         Event::Alive,
         Event::Dead,
         Event::Warm,
@@ -130,6 +144,8 @@ mod tests {
         Event::Readmit,
         Event::Stall,
         Event::Progress,
+        Event::Withdraw,
+        Event::Return,
         Event::Drain,
         Event::Undrain,
         Event::Leave,

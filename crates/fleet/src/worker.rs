@@ -26,6 +26,7 @@ use super::read_back::ReadBackSupport;
 use super::resync::Resync;
 use super::shim_report::{EventOrigin, ShimReport};
 use super::usage_stats::UsageStats;
+use splitrail_api::error::Error;
 use splitrail_config::model::{BreakerConfig, GateKind, Role, WorkerConfig};
 use splitrail_engine_client::Engine;
 use splitrail_engine_client::echoes::Echoes;
@@ -42,7 +43,7 @@ use splitrail_workload::pace::Pace;
 mod health;
 mod succession;
 
-pub use health::WorkerHealth;
+pub use health::{UnreadyCause, WorkerHealth};
 
 /// One engine as the router sees it.
 #[derive(Debug)]
@@ -134,6 +135,8 @@ pub struct WorkerLoad {
     idle_at: ArcSwapOption<Instant>,
     /// The last load report.
     report: ArcSwap<LoadReport>,
+    /// Why the last request for a load report failed; `None` after one that succeeded.
+    failure: ArcSwapOption<String>,
 }
 
 /// What was learned of moving KV from and to a worker.
@@ -361,8 +364,24 @@ impl Worker {
         RecentLoad::within(self.load.report.load(), now, max_age)
     }
 
+    /// Why the engine reports no load; `None` if it does, or was not asked yet.
+    pub fn load_failure(&self) -> Option<Arc<String>> {
+        self.load.failure.load_full()
+    }
+
+    /// Records that a request for a load report failed. Without reports, the worker's load is what the
+    /// router has booked.
+    pub fn record_load_failure(&self, error: &Error) {
+        if self.load.failure.load().is_none() {
+            let (model, worker) = (self.model(), self.id());
+            tracing::warn!(model, worker, %error, "the engine reports no load: only its bookings count");
+        }
+        self.load.failure.store(Some(Arc::new(error.to_string())));
+    }
+
     /// Records a load report that was requested at `asked`.
     pub fn set_load(&self, asked: Instant, load: EngineLoad) {
+        self.load.failure.store(None);
         if load.waiting == Some(0) {
             self.load.idle_at.store(Some(Arc::new(asked)));
         }

@@ -1,8 +1,8 @@
 //! The context of one request: the data that its prompts share and that every leg needs.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 use http::HeaderValue;
 use prometheus::Histogram;
@@ -67,6 +67,8 @@ pub struct Context {
     /// another request. Further attempts then use new connections, because other kept connections
     /// may have the same fault.
     pub distrusts_kept_connections: AtomicBool,
+    /// Whether an attempt was given up because its engine was late.
+    pub was_late: AtomicBool,
 }
 
 /// One prompt of a request, with the data that all of its legs need.
@@ -123,15 +125,27 @@ impl Context {
         self.served.series.inter_token(&self.metrics, self.served.name(), flow)
     }
 
-    /// The limit of a leg whose first event or hand-off is waited for.
-    pub(crate) fn first_token_limit(&self) -> LegLimit {
+    /// The limit of a leg whose first event or hand-off is waited for, and that is predicted to take
+    /// this long until then.
+    pub(crate) fn first_token_limit(&self, predicted: Duration) -> LegLimit {
         let duration = self.served.config.timeouts.first_token;
-        LegLimit { duration, key: "timeouts.first_token" }
+        self.extended(LegLimit { duration, key: "timeouts.first_token" }.at_least(predicted))
     }
 
     /// The limit of a leg with a whole reply.
     pub(crate) fn reply_limit(&self) -> LegLimit {
         LegLimit { duration: self.served.config.timeouts.reply, key: "timeouts.reply" }
+    }
+
+    /// The limit of a prefill leg that is predicted to take this long.
+    pub(crate) fn prefill_limit(&self, predicted: Duration) -> LegLimit {
+        let duration = self.served.config.timeouts.prefill;
+        self.extended(LegLimit { duration, key: "timeouts.prefill" }.at_least(predicted))
+    }
+
+    /// Once an attempt was late, the prompt may just take long: the next one gets more time.
+    fn extended(&self, limit: LegLimit) -> LegLimit {
+        if self.was_late.load(Relaxed) { limit.at_least(limit.duration) } else { limit }
     }
 
     /// The name of the planned flow, as in metrics and records. The decision record has the flow that

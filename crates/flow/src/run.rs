@@ -29,6 +29,7 @@ use crate::decide::place::{
     LegRules, Moment, note_vetoed, place, place_in_turn, record_computed_prompt, record_sent_prompt,
 };
 use crate::decide::plan::{Facts, LocalReason, NextLegs, Plan, plan};
+use crate::decide::supporting_workers::lacking_endpoint;
 use crate::decide::threshold::{carried_threshold, preemption_guard};
 use crate::decide::weigh::{is_open, learned_ratio, prefill_rules, weigh};
 use crate::prepare::Unit;
@@ -44,8 +45,7 @@ use crate::run::recent_prefixes::remember_prefix;
 use crate::run::reply_leg::ReplyLeg;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_config::model::{OnNoPrefill, RequestFlow};
-use splitrail_fleet::ServedModel;
-use splitrail_fleet::Worker;
+use splitrail_fleet::{Exclusion, ServedModel, Worker};
 use splitrail_ledger::decisions::DecisionHandle;
 use splitrail_policy::Leg;
 use splitrail_transfer::participants::{excluded_from_decode, none_hands_over};
@@ -68,6 +68,7 @@ pub async fn run_prompt(
         return boxed_future(|| auxiliary::run(prompt)).await;
     }
     let served = &context.served;
+    let lacking = lacking_endpoint(served, context.endpoint, Instant::now())?;
     let open = is_open(served, context.flow, context.threshold);
     let remote = || prefill_rules(served, context.endpoint, unit, context.options);
     let weighed = open.then(|| weigh(served, unit, remote(), true));
@@ -86,7 +87,7 @@ pub async fn run_prompt(
     };
     let plan = plan(&served.config, facts);
     served.retry_budget.deposit();
-    let begun = run_plan(prompt, &plan).await?;
+    let begun = run_plan(prompt, &plan, lacking).await?;
     // The time of the first token is known only for a stream.
     if let (Some(weighed), StartedReply::Stream(_)) = (weighed, &begun) {
         weighed.begun(served, decision);
@@ -95,8 +96,13 @@ pub async fn run_prompt(
 }
 
 /// Runs the planned legs until a reply begins.
-async fn run_plan(prompt: PromptContext<'_>, plan: &Plan) -> Result<StartedReply, Error> {
+async fn run_plan(
+    prompt: PromptContext<'_>,
+    plan: &Plan,
+    lacking: Vec<Exclusion>,
+) -> Result<StartedReply, Error> {
     let mut attempts = DecodeAttempts::new(prompt);
+    attempts.exclude(lacking);
     if plan.gate.is_some() {
         match Box::pin(decode_try(prompt, plan, &mut attempts)).await? {
             DecodeTryResult::Answered(begun) => return Ok(begun),

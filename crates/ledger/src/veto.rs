@@ -44,6 +44,10 @@ pub enum VetoReason {
     Ejected,
     /// Health: it makes no progress with the legs that it was sent.
     Stuck,
+    /// Health: its engine says that it does not serve: it sleeps, or refuses the router's key.
+    Unready,
+    /// Load: its engine has just said that it is full (429 or 503).
+    Full,
     /// Health: it is no longer part of the fleet.
     Left,
     /// Load: it is saturated (see `saturation`), and other workers are not.

@@ -10,6 +10,9 @@ use splitrail_config::model::BreakerConfig;
 /// Maximum time for which a breaker stays open, as a multiple of the configured cooldown.
 const LONGEST: u32 = 16;
 
+/// Maximum number of failures of different requests that are forgiven without a success between them.
+const FORGIVEN_MAX: u32 = 3;
+
 /// A circuit breaker. It has no clock: callers pass the time.
 #[derive(Debug)]
 pub struct Breaker {
@@ -24,6 +27,8 @@ struct BreakerState {
     config: BreakerConfig,
     /// Failures in a row.
     failures: u32,
+    /// Failures that were forgiven since the last success.
+    forgiven: u32,
     open: Option<OpenPeriod>,
 }
 
@@ -77,6 +82,7 @@ impl Breaker {
     /// whether this closes the breaker.
     pub fn answers(&self) -> bool {
         let mut state = self.state();
+        state.forgiven = 0;
         let was_open = state.open.take().is_some();
         if was_open {
             state.failures = state.config.failures.saturating_sub(1);
@@ -91,8 +97,23 @@ impl Breaker {
         }
         let mut state = self.state();
         self.calm.store(true, Relaxed);
-        state.failures = 0;
+        (state.failures, state.forgiven) = (0, 0);
         state.open.take().is_some()
+    }
+
+    /// Takes back the last failure, which was not the worker's fault.
+    pub fn forgive(&self) {
+        let mut state = self.state();
+        state.failures = state.failures.saturating_sub(1);
+        state.forgiven = state.forgiven.saturating_add(1);
+        if state.failures < state.config.failures {
+            state.open = None;
+        }
+    }
+
+    /// Whether another failure may be forgiven: a worker on which all requests fail is at fault itself.
+    pub fn may_forgive(&self) -> bool {
+        self.state().forgiven < FORGIVEN_MAX
     }
 
     /// Records a failure. Returns whether this opens the breaker.
@@ -177,6 +198,25 @@ mod tests {
         breaker.begin(start + 5 * S);
         assert!(breaker.answers());
         assert!(breaker.fail(start + 6 * S), "one more is enough");
+    }
+
+    #[test]
+    fn forgiven_failures_do_not_count_unless_all_requests_fail() {
+        let (breaker, now) = (breaker(), Instant::now());
+        for _ in 0..2 {
+            breaker.fail(now);
+        }
+        assert!(breaker.fail(now));
+        breaker.forgive();
+        assert!(!breaker.is_open() && breaker.allows(now));
+        assert!(breaker.fail(now), "the two before it still count");
+        for _ in 0..2 {
+            assert!(breaker.may_forgive());
+            breaker.forgive();
+        }
+        assert!(!breaker.may_forgive());
+        breaker.succeed();
+        assert!(breaker.may_forgive());
     }
 
     proptest! {

@@ -221,6 +221,11 @@ impl Costs {
         LegTimes { first: duration(first + step), step: duration(step), are_learned }
     }
 
+    /// Whether the times of prefills have been observed.
+    pub fn are_learned(&self) -> bool {
+        self.lock().learner.prefill_evidence().observations > 0
+    }
+
     /// Learns from a hand-off: the KV of `tokens` arrived within `seconds`.
     pub fn learn_hand_off(&self, now: Instant, tokens: u64, seconds: f64) {
         self.lock().learner.hand_off(ns_since(self.epoch, now), tokens, seconds);

@@ -48,7 +48,9 @@ impl Cause {
 pub fn outliers(records: &[Record], config: &EjectionConfig) -> Vec<(WorkerIndex, Cause)> {
     let out = records.iter().filter(|record| record.ejected).count();
     let able = records.iter().filter(|record| record.takes_work).count();
-    let cap = (able + out) * config.ejected_percent_max as usize / 100;
+    let percent = config.ejected_percent_max as usize;
+    // One of two may be ejected as well.
+    let cap = ((able + out) * percent / 100).max(percent.min(1));
     let room = cap.saturating_sub(out).min(able.saturating_sub(1));
     let judged: Vec<&Record> = records
         .iter()
@@ -186,7 +188,8 @@ mod tests {
             let out = outliers(&records, &config);
             let before = records.iter().filter(|record| record.ejected).count();
             let able = records.iter().filter(|record| record.takes_work).count();
-            let cap = (before + able) * ejected_percent_max as usize / 100;
+            let percent = ejected_percent_max as usize;
+            let cap = ((before + able) * percent / 100).max(percent.min(1));
             prop_assert!(out.is_empty() || before + out.len() <= cap);
             prop_assert!(out.is_empty() || out.len() < able);
             let mut turned = records.clone();

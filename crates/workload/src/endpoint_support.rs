@@ -1,5 +1,4 @@
-//! The endpoints that a worker supports besides generation: embeddings, and endpoints that need no
-//! model.
+//! The endpoints that a worker supports.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -12,6 +11,9 @@ use splitrail_config::model::BreakerConfig;
 /// again, since it may have been restarted with other options.
 const REMEMBERED: Duration = Duration::from_secs(30);
 
+/// More than there are endpoints.
+const ENDPOINTS_MAX: usize = 16;
+
 /// The name of endpoints that need no model, in the label `leg` of metrics and in logs.
 pub const TOKENIZER: &str = "tokenizer";
 
@@ -21,7 +23,7 @@ pub const TOKENIZER: &str = "tokenizer";
 pub struct EndpointSupport {
     epoch: Instant,
     /// For each endpoint, the time until which it gets no requests, in milliseconds since `epoch`.
-    lacks_until_ms: [AtomicU64; 4],
+    lacks_until_ms: [AtomicU64; ENDPOINTS_MAX],
     /// The circuit breaker of endpoints that need no model: the tokenizer may fail while the engine
     /// works, and the reverse.
     pub breaker: Breaker,
@@ -39,14 +41,7 @@ impl Default for EndpointSupport {
 
 impl EndpointSupport {
     fn of(&self, endpoint: Endpoint) -> Option<&AtomicU64> {
-        let [embeddings, tokenize, detokenize, count_tokens] = &self.lacks_until_ms;
-        match endpoint {
-            Endpoint::Embeddings => Some(embeddings),
-            Endpoint::Tokenize => Some(tokenize),
-            Endpoint::Detokenize => Some(detokenize),
-            Endpoint::CountTokens => Some(count_tokens),
-            _ => None,
-        }
+        self.lacks_until_ms.get(endpoint as usize)
     }
 
     /// Records that the worker lacks an endpoint.
@@ -79,11 +74,12 @@ mod tests {
         let now = Instant::now();
         assert!(!offers.is_lacking(Endpoint::Embeddings, now));
         offers.lacks(Endpoint::Embeddings, now);
-        offers.lacks(Endpoint::Chat, now);
+        offers.lacks(Endpoint::Messages, now);
         assert!(offers.is_lacking(Endpoint::Embeddings, now));
         assert!(!offers.is_lacking(Endpoint::Tokenize, now));
         offers.lacks(Endpoint::CountTokens, now);
         assert!(offers.is_lacking(Endpoint::CountTokens, now));
+        assert!(offers.is_lacking(Endpoint::Messages, now));
         assert!(!offers.is_lacking(Endpoint::Chat, now));
         assert!(!offers.is_lacking(Endpoint::Embeddings, now + REMEMBERED));
         offers.lacks(Endpoint::Detokenize, now);

@@ -16,5 +16,7 @@ pub mod hot;
 pub mod pace;
 pub mod pins;
 pub mod progress;
+pub mod rest;
+pub mod suspects;
 
 pub use booking::{BookedSums, Booking};

@@ -1,9 +1,11 @@
 //! Whether a worker makes progress with the legs that it was sent. The probes of an engine may be
 //! answered although its generation hangs, for example in a collective operation.
 //!
-//! A worker is **stuck** when one of its legs has waited for [`PATIENCE`] times as long as predicted,
+//! A worker **stalls** when one of its legs has waited for [`PATIENCE`] times as long as predicted,
 //! and at least for [`PATIENCE_MIN`], while the worker gave no sign of work: no event or end of any
-//! leg, and no growth of the engine's own counters of tokens.
+//! leg, and no growth of the engine's own counters of tokens. It also stalls when a leg was given up
+//! without such a sign. A prompt may take that long by itself; so a worker that stalls is asked for
+//! one token, whose arrival is a sign of work.
 //!
 //! A leg counts only while the router waits for the engine. While a slow client keeps the router from
 //! reading, the engine's silence is not known.
@@ -13,9 +15,9 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How many times as long as predicted a leg waits before its worker is stuck.
+/// How many times as long as predicted a leg waits before its worker stalls.
 pub const PATIENCE: u32 = 4;
-/// The shortest wait that can show that a worker is stuck: below it, jitter is no evidence.
+/// The shortest wait that can show that a worker stalls: below it, jitter is no evidence.
 pub const PATIENCE_MIN: Duration = Duration::from_secs(1);
 /// The shortest wait for a first token from a worker whose costs have not been learned.
 const PATIENCE_UNLEARNED: Duration = Duration::from_secs(10);
@@ -67,6 +69,8 @@ struct ProgressState {
     signs: u64,
     /// When a look last found new signs.
     sign_at: Option<Instant>,
+    /// Since when a leg that was given up had waited, if there was no sign since.
+    suspect_since: Option<Instant>,
     /// Moving average of the seconds that whole replies take; 0 before the first.
     whole_reply_seconds: f64,
 }
@@ -105,13 +109,29 @@ impl Progress {
         self.signs.fetch_add(1, Relaxed);
     }
 
-    /// For how long the leg that shows that the worker is stuck has waited; `None` if the worker is
-    /// not stuck. Call it several times per [`PATIENCE_MIN`].
-    pub fn stuck_for(&self, now: Instant) -> Option<Duration> {
+    /// Number of signs of work so far.
+    pub fn signs(&self) -> u64 {
+        self.signs.load(Relaxed)
+    }
+
+    /// When the worker last gave a sign of work, as the last look has found.
+    pub fn sign_at(&self) -> Option<Instant> {
+        self.lock().sign_at
+    }
+
+    /// Records that a leg which had waited since `since` was given up without any sign of work
+    /// meanwhile.
+    pub fn suspect(&self, since: Instant) {
+        self.lock().suspect_since.get_or_insert(since);
+    }
+
+    /// For how long the leg that shows that the worker stalls has waited; `None` if the worker does
+    /// not stall. Call it several times per [`PATIENCE_MIN`].
+    pub fn stalled_for(&self, now: Instant) -> Option<Duration> {
         let signs = self.signs.load(Relaxed);
         let mut state = self.lock();
         if signs != state.signs {
-            (state.signs, state.sign_at) = (signs, Some(now));
+            (state.signs, state.sign_at, state.suspect_since) = (signs, Some(now), None);
         }
         let sign_at = state.sign_at;
         let whole_reply = state.whole_reply_patience();
@@ -119,7 +139,8 @@ impl Progress {
         let is_first = |leg: &&WatchedLeg| leg.awaited() == Awaited::FirstOutput;
         let prompts = state.legs.values().filter(is_first).map(|leg| leg.times.patience());
         let longest_prompt = prompts.max().unwrap_or_default();
-        let mut longest = None;
+        let suspect_since = state.suspect_since;
+        let mut longest = suspect_since.map(|since| now.saturating_duration_since(since));
         for leg in state.legs.values_mut() {
             let patience = match leg.awaited() {
                 Awaited::Nothing => {
@@ -160,7 +181,7 @@ impl ProgressState {
 }
 
 impl LegTimes {
-    /// For how long a leg waits for its first output before its worker is stuck.
+    /// For how long a leg waits for its first output before its worker stalls.
     fn patience(&self) -> Duration {
         let patience = self.first.saturating_mul(PATIENCE);
         if self.are_learned { patience } else { patience.max(PATIENCE_UNLEARNED) }
@@ -217,26 +238,26 @@ mod tests {
         LegTimes { first: first_ms * MS, step: 5 * MS, are_learned }
     }
 
-    /// Looks every 100 ms from `from_ms` on; when the worker is first found stuck, in milliseconds.
-    fn stuck_at(progress: &Progress, start: Instant, from_ms: u32, to_ms: u32) -> Option<u32> {
+    /// Looks every 100 ms from `from_ms` on; when the worker first stalls, in milliseconds.
+    fn stalled_at(progress: &Progress, start: Instant, from_ms: u32, to_ms: u32) -> Option<u32> {
         let mut looks = (from_ms..=to_ms).step_by(100);
-        looks.find(|ms| progress.stuck_for(start + *ms * MS).is_some())
+        looks.find(|ms| progress.stalled_for(start + *ms * MS).is_some())
     }
 
     #[test]
-    fn a_worker_is_stuck_when_a_leg_waits_for_several_times_as_long_as_predicted() {
+    fn a_worker_stalls_when_a_leg_waits_for_several_times_as_long_as_predicted() {
         let start = Instant::now();
         for (first_ms, are_learned, expected_ms) in
             [(10, true, 1_100), (500, true, 2_100), (10, false, 10_100), (5_000, false, 20_100)]
         {
             let progress = Arc::new(Progress::default());
             let leg = progress.begin(times(first_ms, are_learned), start);
-            assert_eq!(stuck_at(&progress, start, 0, 900), None, "nothing is awaited yet");
+            assert_eq!(stalled_at(&progress, start, 0, 900), None, "nothing is awaited yet");
             leg.set_awaited(Awaited::FirstOutput);
-            let stuck = stuck_at(&progress, start, 1_000, 60_000);
-            assert_eq!(stuck, Some(1_000 + expected_ms), "{first_ms} {are_learned}");
+            let stalled = stalled_at(&progress, start, 1_000, 60_000);
+            assert_eq!(stalled, Some(1_000 + expected_ms), "{first_ms} {are_learned}");
             drop(leg);
-            assert_eq!(progress.stuck_for(start + 60_000 * MS), None);
+            assert_eq!(progress.stalled_for(start + 60_000 * MS), None);
         }
     }
 
@@ -247,25 +268,25 @@ mod tests {
         waits.set_awaited(Awaited::FirstOutput);
         let streams = progress.begin(times(10, true), start);
         for ms in (0..3_000).step_by(500) {
-            assert_eq!(stuck_at(&progress, start, ms, ms + 400), None);
+            assert_eq!(stalled_at(&progress, start, ms, ms + 400), None);
             streams.set_awaited(Awaited::NextOutput);
             streams.record_output();
         }
-        assert_eq!(stuck_at(&progress, start, 3_000, 3_900), None);
+        assert_eq!(stalled_at(&progress, start, 3_000, 3_900), None);
         progress.record_sign();
-        assert_eq!(stuck_at(&progress, start, 4_000, 4_900), None, "the engine's counters grow");
-        assert_eq!(stuck_at(&progress, start, 5_000, 9_000), Some(5_100));
+        assert_eq!(stalled_at(&progress, start, 4_000, 4_900), None, "the engine's counters grow");
+        assert_eq!(stalled_at(&progress, start, 5_000, 9_000), Some(5_100));
     }
 
     #[test]
-    fn a_client_that_does_not_read_does_not_make_its_worker_stuck() {
+    fn a_client_that_does_not_read_does_not_make_its_worker_stall() {
         let (start, progress) = (Instant::now(), Arc::new(Progress::default()));
         let leg = progress.begin(times(10, true), start);
         leg.set_awaited(Awaited::FirstOutput);
         leg.record_output();
-        assert_eq!(stuck_at(&progress, start, 0, 60_000), None);
+        assert_eq!(stalled_at(&progress, start, 0, 60_000), None);
         leg.set_awaited(Awaited::NextOutput);
-        assert_eq!(stuck_at(&progress, start, 60_100, 90_000), Some(61_200));
+        assert_eq!(stalled_at(&progress, start, 60_100, 90_000), Some(61_200));
     }
 
     #[test]
@@ -274,7 +295,7 @@ mod tests {
         let [prompt, stream] = [2_000, 10].map(|ms| progress.begin(times(ms, true), start));
         prompt.set_awaited(Awaited::FirstOutput);
         stream.set_awaited(Awaited::NextOutput);
-        assert_eq!(stuck_at(&progress, start, 0, 60_000), Some(8_100));
+        assert_eq!(stalled_at(&progress, start, 0, 60_000), Some(8_100));
     }
 
     #[test]
@@ -282,11 +303,23 @@ mod tests {
         let (start, progress) = (Instant::now(), Arc::new(Progress::default()));
         let leg = progress.begin(times(10, true), start);
         leg.set_awaited(Awaited::WholeReply);
-        assert_eq!(stuck_at(&progress, start, 0, 90_000), Some(60_100), "nothing is known yet");
+        assert_eq!(stalled_at(&progress, start, 0, 90_000), Some(60_100), "nothing is known yet");
         leg.record_reply(start + 500 * MS);
-        assert_eq!(progress.stuck_for(start + 90_100 * MS), None);
+        assert_eq!(progress.stalled_for(start + 90_100 * MS), None);
         let next = progress.begin(times(10, true), start);
         next.set_awaited(Awaited::WholeReply);
-        assert_eq!(stuck_at(&progress, start, 100_000, 190_000), Some(102_100));
+        assert_eq!(stalled_at(&progress, start, 100_000, 190_000), Some(102_100));
+    }
+
+    #[test]
+    fn a_leg_that_was_given_up_is_remembered_until_the_next_sign_of_work() {
+        let (start, progress) = (Instant::now(), Progress::default());
+        assert_eq!(progress.stalled_for(start), None);
+        progress.suspect(start);
+        progress.suspect(start + 500 * MS);
+        assert_eq!(progress.stalled_for(start + 700 * MS), Some(700 * MS));
+        progress.record_sign();
+        assert_eq!(progress.stalled_for(start + 800 * MS), None);
+        assert_eq!(progress.sign_at(), Some(start + 800 * MS));
     }
 }

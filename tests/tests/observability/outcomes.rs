@@ -36,8 +36,14 @@ macro_rules! kinds {
 const LIMIT: LimitReached =
     LimitReached { limit: "requests_per_minute", unit: "requests", retry_after_ms: Some(1) };
 
+const FULL: ErrorKind = ErrorKind::EngineFull { status: 429, retry_after_s: 1 };
+
 kinds! {
-    ErrorKind::EngineRejected(_) => ErrorKind::EngineRejected(429), Attempts;
+    ErrorKind::EngineRejected(_) => ErrorKind::EngineRejected(407), Attempts;
+    ErrorKind::EngineFull { .. } => FULL, Attempts;
+    ErrorKind::EngineLacksPath => ErrorKind::EngineLacksPath, Attempts;
+    ErrorKind::EngineLacksModel => ErrorKind::EngineLacksModel, Attempts;
+    ErrorKind::EngineLost => ErrorKind::EngineLost, Attempts;
     ErrorKind::EngineUnreachable => ErrorKind::EngineUnreachable, Attempts;
     ErrorKind::EngineFailed => ErrorKind::EngineFailed, Attempts;
     ErrorKind::StaleConnection => ErrorKind::StaleConnection, Attempts;
@@ -112,7 +118,7 @@ fn the_results_of_all_errors_are_known_values_of_labels() {
             ErrorKind::Overloaded
                 | ErrorKind::OverShare
                 | ErrorKind::Busy(_)
-                | ErrorKind::EngineRejected(429)
+                | ErrorKind::EngineFull { .. }
         );
         assert_eq!(result == "shed", is_shed, "{kind:?}: {result}");
     }

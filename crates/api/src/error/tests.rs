@@ -48,18 +48,31 @@ fn each_dialect_has_errors_where_its_clients_look() {
 
 /// The table of statuses in docs/http.md.
 #[test]
-fn statuses_that_say_nothing_of_the_request_are_tried_elsewhere_and_not_passed_on() {
-    const ELSEWHERE: [u16; 9] = [401, 403, 404, 405, 407, 408, 412, 429, 501];
-    for status in (400..500).chain([501]) {
-        let error = Error::rejected(status, "no".into(), None);
-        let is_tried = ELSEWHERE.contains(&status);
-        assert_eq!(error.worth_another_worker(), is_tried, "{status}");
-        let counts = is_tried && ![408, 429].contains(&status);
-        assert_eq!(error.speaks_against_its_worker(), counts, "{status}");
-        let told = if is_tried && status != 429 { 502 } else { status };
-        assert_eq!(error.status().as_u16(), told, "{status}");
-        assert_eq!(error.retry_after_s().is_some(), status == 429, "{status}");
+fn what_says_nothing_of_the_request_is_tried_elsewhere_and_rarely_counts_against_the_worker() {
+    let full = |status| ErrorKind::EngineFull { status, retry_after_s: 3 };
+    for (kind, is_tried, counts, status, retry_after_s) in [
+        (ErrorKind::EngineRejected(400), false, false, 400, None),
+        (ErrorKind::EngineRejected(403), false, false, 403, None),
+        (ErrorKind::EngineRejected(401), true, false, 502, None),
+        (ErrorKind::EngineRejected(407), true, true, 502, None),
+        (ErrorKind::EngineRejected(408), true, false, 502, None),
+        (full(429), true, false, 429, Some(3)),
+        (full(503), true, false, 503, Some(3)),
+        (ErrorKind::EngineLacksPath, true, false, 404, None),
+        (ErrorKind::EngineLacksModel, true, false, 404, None),
+        (ErrorKind::EngineLost, true, false, 502, None),
+        (ErrorKind::EngineFailed, true, true, 502, None),
+        (ErrorKind::EngineTimeout, true, false, 504, None),
+        (ErrorKind::LeaseExpired, true, false, 504, None),
+    ] {
+        let error = Error::new(kind, "no");
+        assert_eq!(error.worth_another_worker(), is_tried, "{kind:?}");
+        assert_eq!(error.speaks_against_its_worker(), counts, "{kind:?}");
+        assert_eq!(error.status().as_u16(), status, "{kind:?}");
+        assert_eq!(error.retry_after_s(), retry_after_s, "{kind:?}");
     }
+    let slow = Error::new(ErrorKind::EngineTimeout, "").of_slow_prompt();
+    assert!(!slow.worth_another_worker(), "another engine would take as long");
 }
 
 #[test]
@@ -69,7 +82,6 @@ fn only_what_another_worker_may_do_better_is_worth_one() {
         (ErrorKind::EngineFailed, true),
         (ErrorKind::ForeignHandOff, true),
         (ErrorKind::EngineTimeout, true),
-        (ErrorKind::EngineRejected(429), true),
         (ErrorKind::EngineRejected(400), false),
         (ErrorKind::DecodeLost, false),
         (ErrorKind::InvalidRequest, false),

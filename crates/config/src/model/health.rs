@@ -73,8 +73,8 @@ pub struct EjectionConfig {
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub base_time: Duration,
-    /// Maximum share of ejected workers of one role in percent, rounded down. The last worker is
-    /// never ejected.
+    /// Maximum share of ejected workers of one role in percent, rounded down but at least one worker.
+    /// The last worker is never ejected.
     #[schemars(range(min = 0, max = 100))]
     pub ejected_percent_max: u32,
 }
@@ -84,7 +84,7 @@ impl Default for EjectionConfig {
         Self {
             interval: Duration::from_secs(10),
             failure_percent: 50,
-            slow_factor: 0,
+            slow_factor: 8,
             requests_min: 20,
             base_time: Duration::from_secs(30),
             ejected_percent_max: 34,

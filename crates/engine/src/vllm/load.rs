@@ -10,7 +10,7 @@ pub(crate) fn load(metrics: &[u8]) -> EngineLoad {
 /// Prefix of metrics that only an engine with the NIXL connector has.
 const NIXL: &str = "nixl_";
 /// The names of all other metrics that are read, of hundreds of lines.
-const NAMES: [&str; 11] = [
+const NAMES: [&str; 12] = [
     "num_requests_running",
     "num_requests_waiting",
     "inter_token_latency_seconds_count",
@@ -22,6 +22,7 @@ const NAMES: [&str; 11] = [
     "prompt_tokens_total",
     "generation_tokens_total",
     "cache_config_info",
+    "engine_sleep_state",
 ];
 
 fn is_read(name: &[u8]) -> bool {
@@ -68,6 +69,9 @@ fn take(sum: &mut LoadSum, line: &Line<'_>) {
             // With several API servers, vLLM's default for several ranks, an engine's requests
             // are not reported before its first one, but its configuration is.
             sum.add_requests(engine, None);
+        }
+        "engine_sleep_state" if line.label("sleep_state") == Some("awake") => {
+            load.is_asleep = Some(load.is_asleep == Some(true) || line.value == 0.0);
         }
         name if name.starts_with(NIXL) => load.has_nixl = true,
         _ => load.add_inter_token(line),

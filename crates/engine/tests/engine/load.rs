@@ -33,6 +33,7 @@ fn two_data_parallel_engines_are_summed() {
         kv_dtype: Some("auto".into()),
         kv_layout: None,
         has_nixl: false,
+        is_asleep: Some(false),
     };
     assert_eq!(load, expected);
 }

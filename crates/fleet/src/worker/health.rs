@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use prometheus::IntCounterVec;
@@ -13,11 +13,36 @@ use crate::outcomes::{Ejections, OutcomeCounters};
 use crate::presence::Presence;
 use crate::quarantine::DrainCauses;
 use crate::state::{Event, WorkerState};
+use crate::work_trial::WorkTrial;
+use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, ErrorKind, Fault};
 use splitrail_config::model::{BreakerConfig, HealthConfig};
 use splitrail_policy::Leg;
 use splitrail_workload::breaker::Breaker;
 use splitrail_workload::progress::Progress;
+use splitrail_workload::rest::Rest;
+
+/// Why an engine that answers does not serve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum UnreadyCause {
+    /// It was put to sleep.
+    Asleep = 1,
+    /// It does not take the router's key.
+    RefusesKey = 2,
+}
+
+impl UnreadyCause {
+    /// The cause, and what an operator does about it.
+    fn describe(self) -> &'static str {
+        match self {
+            Self::Asleep => "its engine sleeps: wake it up (POST /wake_up)",
+            Self::RefusesKey => {
+                "its engine refuses the router's key (401): set engine_api_key to the engine's"
+            }
+        }
+    }
+}
 
 /// What is known of a worker's health.
 #[derive(Debug)]
@@ -33,6 +58,14 @@ pub struct WorkerHealth {
     pub presence: Presence,
     /// Whether the engine makes progress with its legs.
     pub progress: Arc<Progress>,
+    /// Requests for one token, while the engine gives no sign of work.
+    pub(crate) trial: WorkTrial,
+    /// The number of signs of work when the worker was last found stuck.
+    pub(crate) signs_when_stuck: AtomicU64,
+    /// Whether the engine has said that it is full.
+    pub rest: Rest,
+    /// Why the engine does not serve, by its own word: the causes below, or none.
+    unready: AtomicU8,
     /// The circuit breaker of prefill legs, and that of all other legs.
     breakers: [Breaker; 2],
     /// Duration of the slow start, in milliseconds.
@@ -56,6 +89,10 @@ impl WorkerHealth {
             drain_causes: DrainCauses::default(),
             presence: Presence::default(),
             progress: Arc::default(),
+            trial: WorkTrial::default(),
+            signs_when_stuck: AtomicU64::new(0),
+            rest: Rest::default(),
+            unready: AtomicU8::new(0),
             breakers: [BreakerConfig::default(); 2].map(Breaker::new),
             slow_start_ms: AtomicU64::new(0),
             initial_member: AtomicBool::new(false),
@@ -128,7 +165,49 @@ impl Worker {
 
     /// Whether the worker may get this leg: its state takes work and its circuit breaker allows it.
     pub fn is_available(&self, leg: Leg, now: Instant) -> bool {
-        self.state().takes_work() && self.breaker(leg).allows(now)
+        self.state().takes_work() && self.breaker(leg).allows(now) && !self.health.rest.lasts(now)
+    }
+
+    /// Takes back the last failure of a leg: the request was at fault.
+    pub fn forgive(&self, leg: Leg) {
+        self.breaker(leg).forgive();
+        self.health.outcomes.forgive();
+    }
+
+    /// Records whether an engine that answers serves, by its own word.
+    pub fn set_unready(&self, cause: UnreadyCause, is_unready: bool) {
+        let bit = cause as u8;
+        let before = match is_unready {
+            true => self.health.unready.fetch_or(bit, Relaxed),
+            false => self.health.unready.fetch_and(!bit, Relaxed),
+        };
+        let left = if is_unready { before | bit } else { before & !bit };
+        if left != 0 {
+            self.health.lifecycle.change(Event::Withdraw, cause.describe());
+        } else if before != 0 {
+            self.health.lifecycle.change(Event::Return, "its engine serves again");
+        }
+    }
+
+    /// Whether the engine does not serve for this cause.
+    pub fn is_unready_for(&self, cause: UnreadyCause) -> bool {
+        self.health.unready.load(Relaxed) & cause as u8 != 0
+    }
+
+    /// Records what a refusal says of the worker besides the request.
+    pub fn record_refusal(&self, error: &Error, endpoint: Option<Endpoint>) {
+        let now = Instant::now();
+        match error.kind() {
+            ErrorKind::EngineFull { retry_after_s, .. } => {
+                self.health.rest.begin(now, Duration::from_secs(retry_after_s.into()));
+            }
+            ErrorKind::EngineLacksPath => {
+                let support = &self.engine.endpoint_support;
+                endpoint.iter().for_each(|endpoint| support.lacks(*endpoint, now));
+            }
+            ErrorKind::EngineRejected(401) => self.set_unready(UnreadyCause::RefusesKey, true),
+            _ => {}
+        }
     }
 
     /// Records how a leg ended: with success, or with an error. Errors of the router itself are not

@@ -1,18 +1,20 @@
 //! Counts the attempts of one prompt's legs, and excludes workers on which a leg already failed.
 
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
 
 use crate::context::{Context, PromptContext};
 use crate::decide::fetchable::may_fetch;
 use splitrail_api::error::{Error, ErrorKind};
-use splitrail_fleet::{Exclusion, Worker};
+use splitrail_fleet::{Exclusion, ServedModel, Worker};
 use splitrail_ledger::veto::VetoReason;
-use splitrail_policy::Leg;
+use splitrail_policy::{Leg, WorkerIndex};
 
 /// The workers on which a leg of one prompt has failed, and the number of attempts that are left.
 pub(crate) struct DecodeAttempts {
     failed: Vec<Exclusion>,
     left: u32,
+    failures: AttemptFailures,
     /// Whether a worker that computes the prompt may fetch a part of it. After a failed fetch, none
     /// does.
     pub(crate) may_fetch: bool,
@@ -21,8 +23,9 @@ pub(crate) struct DecodeAttempts {
 impl DecodeAttempts {
     /// As many attempts as the model's configuration allows (`retries.decode`).
     pub(crate) fn new(prompt: PromptContext<'_>) -> Self {
-        let left = prompt.context.served.config.retries.decode;
-        Self { failed: Vec::new(), left, may_fetch: may_fetch(prompt) }
+        let failures = AttemptFailures::new(prompt);
+        let left = failures.bound(prompt.context.served.config.retries.decode);
+        Self { failed: Vec::new(), left, failures, may_fetch: may_fetch(prompt) }
     }
 
     /// Workers that are not tried again.
@@ -47,6 +50,7 @@ impl DecodeAttempts {
         worker: &Worker,
         error: Error,
     ) -> Result<(), Error> {
+        self.failures.judge(&context.served, leg, worker, &error);
         let reason = VetoReason::of_failure(error.kind());
         self.failed.push(Exclusion::new(worker.index, reason));
         let others = context.served.pool.any_up(leg, &self.failed);
@@ -87,6 +91,70 @@ impl DecodeAttempts {
     }
 }
 
+/// How the attempts of one prompt have failed, to tell a prompt that fails everywhere from a worker that
+/// fails.
+pub(crate) struct AttemptFailures {
+    /// The client's prompt, as raw JSON.
+    prompt: Option<Box<str>>,
+    /// Whether the prompt has failed on two workers before.
+    is_suspect: bool,
+    /// The worker, leg and outcome of the first failure.
+    first: Option<(WorkerIndex, Leg, &'static str)>,
+}
+
+impl AttemptFailures {
+    /// Of a prompt before its first attempt.
+    pub(crate) fn new(prompt: PromptContext<'_>) -> Self {
+        let PromptContext { context, unit, .. } = prompt;
+        let raw = PROMPT_MEMBERS.iter().find_map(|key| unit.body.raw(key));
+        let now = Instant::now();
+        let is_suspect = raw.is_some_and(|raw| context.served.suspects.contains(raw, now));
+        Self { prompt: raw.map(Box::from), is_suspect, first: None }
+    }
+
+    /// The number of further attempts: none for a suspect prompt.
+    pub(crate) fn bound(&self, configured: u32) -> u32 {
+        if self.is_suspect { 0 } else { configured }
+    }
+
+    /// Judges a failure that was counted against its worker. If the prompt has failed alike on another
+    /// worker, neither is at fault, unless nothing else succeeds there.
+    pub(crate) fn judge(&mut self, served: &ServedModel, leg: Leg, worker: &Worker, error: &Error) {
+        if !error.speaks_against_its_worker() {
+            return;
+        }
+        if self.is_suspect {
+            worker.forgive(leg);
+            return;
+        }
+        let Some((index, first_leg, outcome)) = self.first else {
+            self.first = Some((worker.index, leg, error.outcome()));
+            return;
+        };
+        let roster = served.pool.roster();
+        let other = roster.get(index).filter(|_| index != worker.index);
+        let Some(other) = other.filter(|_| outcome == error.outcome()) else { return };
+        let Some(prompt) = &self.prompt else { return };
+        if worker.breaker(leg).may_forgive() && other.breaker(first_leg).may_forgive() {
+            worker.forgive(leg);
+            other.forgive(first_leg);
+            served.suspects.add(prompt, Instant::now());
+            self.is_suspect = true;
+            let (model, workers) = (served.name(), [other.id(), worker.id()]);
+            tracing::warn!(
+                model,
+                ?workers,
+                outcome,
+                "a prompt fails alike on two workers: neither counts as failing, and the prompt is \
+                 tried on one worker only from now on"
+            );
+        }
+    }
+}
+
+/// The members of bodies that hold the prompt.
+const PROMPT_MEMBERS: [&str; 4] = ["messages", "prompt", "input", "token_ids"];
+
 /// Whether the model's retry budget allows a further attempt; if so, the attempt is counted and
 /// logged.
 pub(crate) fn allow_retry(
@@ -109,6 +177,9 @@ pub(crate) fn allow_retry(
 pub(crate) fn record_retry(context: &Context, leg: &'static str, worker: &Worker, error: &Error) {
     if matches!(error.kind(), ErrorKind::ForeignReply | ErrorKind::StaleConnection) {
         context.distrusts_kept_connections.store(true, Relaxed);
+    }
+    if error.kind() == ErrorKind::EngineTimeout {
+        context.was_late.store(true, Relaxed);
     }
     let labels = [context.served.name(), leg, error.outcome()];
     context.metrics.retries.with_label_values(&labels).inc();

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use splitrail_kv::{Overlap, Tier};
 
@@ -20,6 +20,7 @@ use splitrail_telemetry::LabelledSeries;
 use splitrail_telemetry::clock::unix_ms;
 use splitrail_transfer::pair::Target;
 use splitrail_workload::Booking;
+use splitrail_workload::costs::RankScope;
 
 mod record;
 
@@ -133,6 +134,16 @@ impl PlacedLeg {
         let work = work.loading(self.overlap_by_tier, context.served.pool.block_size());
         let work = work.reading(self.read_tokens);
         self.worker.book(self.rank, uncached, unit.weight_tokens).with_work(work)
+    }
+
+    /// The predicted time from the sending of the leg to its first output, in which it computes
+    /// `new_tokens` of the prompt, behind what the worker has to do already.
+    pub(crate) fn predicted_time(&self, unit: &Unit, new_tokens: u64) -> Duration {
+        let (now, load) = (Instant::now(), &self.worker.load);
+        let requests = u64::from(load.booked.requests());
+        let own = load.costs.leg_times(now, new_tokens, unit.weight_tokens, requests).first;
+        let wait_ns = load.costs.seen(now, RankScope::Rank(self.rank), 0).wait_ns;
+        own + Duration::from_nanos(wait_ns)
     }
 
     /// What the router expects of the leg: length, overlap, and whether the engine's count of cached

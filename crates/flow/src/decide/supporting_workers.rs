@@ -10,6 +10,28 @@ use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
 use splitrail_workload::endpoint_support::TOKENIZER;
 
+/// Exclusions for the workers whose engines lack an endpoint.
+///
+/// # Errors
+/// If all workers that are up lack the endpoint.
+pub(crate) fn lacking_endpoint(
+    served: &ServedModel,
+    endpoint: Endpoint,
+    now: Instant,
+) -> Result<Vec<Exclusion>, Error> {
+    let roster = served.pool.roster();
+    let lacks = |worker: &Worker| worker.engine.endpoint_support.is_lacking(endpoint, now);
+    let lacking = roster.iter().filter(|worker| lacks(worker));
+    let lacking = lacking.map(|worker| Exclusion::new(worker.index, VetoReason::LacksEndpoint));
+    let lacking: Vec<Exclusion> = lacking.collect();
+    let may_have = |worker: &Arc<Worker>| worker.is_up() && !lacks(worker);
+    if !lacking.is_empty() && !roster.iter().any(may_have) {
+        let message = format!("no worker of model {} offers {}", served.name(), endpoint.path());
+        return Err(Error::new(ErrorKind::NotOffered, message));
+    }
+    Ok(lacking)
+}
+
 /// The leg for which a worker is chosen, and the workers to exclude besides those in `failed`:
 /// workers that lack the endpoint, and workers whose circuit breaker for it is open.
 ///
@@ -22,16 +44,12 @@ pub(crate) fn leg_for_endpoint(
     now: Instant,
 ) -> Result<(Leg, Vec<Exclusion>), Error> {
     let roster = served.pool.roster();
-    let lacks = |worker: &Worker| worker.engine.endpoint_support.is_lacking(endpoint, now);
     let left = |worker: &&Arc<Worker>| excluded(failed, worker.index).is_none();
-    let lacking = roster.iter().filter(left).filter(|worker| lacks(worker));
+    let mut lacking = lacking_endpoint(served, endpoint, now)?;
+    lacking.retain(|one| excluded(failed, one.worker).is_none());
+    let may_have =
+        |worker: &Arc<Worker>| worker.is_up() && excluded(&lacking, worker.index).is_none();
     let veto = |reason| move |worker: &Arc<Worker>| Exclusion::new(worker.index, reason);
-    let mut lacking: Vec<Exclusion> = lacking.map(veto(VetoReason::LacksEndpoint)).collect();
-    let may_have = |worker: &Arc<Worker>| worker.is_up() && !lacks(worker);
-    if roster.iter().any(|worker| lacks(worker)) && !roster.iter().any(may_have) {
-        let message = format!("no worker of model {} offers {}", served.name(), endpoint.path());
-        return Err(Error::new(ErrorKind::NotOffered, message));
-    }
     // As with legs: if the breakers of all workers are open, all workers are tried nevertheless.
     let shut = |worker: &Worker| {
         !endpoint.computes() && !worker.engine.endpoint_support.breaker.allows(now)
@@ -78,23 +96,12 @@ pub(crate) fn end(worker: &Worker, leg: Leg, endpoint: Endpoint, failed: Option<
     }
     let breaker = &worker.engine.endpoint_support.breaker;
     let (model, worker, leg) = (worker.model(), worker.id(), TOKENIZER);
-    let failed = failed.is_some_and(Error::speaks_against_its_worker);
+    // These requests compute nothing, so a late reply is a fault of the engine's server.
+    let is_late = |error: &Error| error.kind() == ErrorKind::EngineTimeout;
+    let failed = failed.is_some_and(|error| error.speaks_against_its_worker() || is_late(error));
     if failed && breaker.fail(Instant::now()) {
         tracing::warn!(model, worker, leg, "breaker opened: too many failures in a row");
     } else if !failed && breaker.succeed() {
         tracing::info!(model, worker, leg, "breaker closed");
-    }
-}
-
-/// Changes the error of an engine that lacks the endpoint or does not implement it: the request
-/// failed, but the worker is healthy. The error of an engine that does not know the model is kept.
-pub(crate) fn endpoint_error(error: Error, worker: &Worker, endpoint: Endpoint) -> Error {
-    match (error.kind(), error.param()) {
-        (ErrorKind::EngineRejected(404), Some("model")) => error,
-        (ErrorKind::EngineRejected(404 | 405 | 501), _) => {
-            let message = format!("worker {} does not offer {}", worker.id(), endpoint.path());
-            Error::new(ErrorKind::NotOffered, message)
-        }
-        _ => error,
     }
 }

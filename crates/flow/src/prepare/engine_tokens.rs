@@ -16,13 +16,13 @@ use splitrail_kv::{BlockHash, Chain};
 use tokio::time::timeout_at;
 
 use super::{PreparedRequest, Preparer};
-use crate::decide::supporting_workers::{begin, end, endpoint_error, leg_for_endpoint};
+use crate::decide::supporting_workers::{begin, end, leg_for_endpoint};
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_config::model::{EngineTokenizer, TokenizerConfig};
 use splitrail_engine::tokenize::reply_ids;
-use splitrail_engine_client::{LegHeaders, Shape};
-use splitrail_fleet::{Cluster, LegLimit, LegRequest, ServedModel, Worker, excluded};
+use splitrail_engine_client::{LegHeaders, Shape, TimeoutError};
+use splitrail_fleet::{Cluster, LegRequest, ServedModel, Worker, excluded};
 use splitrail_policy::Leg;
 
 mod kept;
@@ -204,10 +204,11 @@ async fn send(
     begin(worker, leg, ENDPOINT);
     let request =
         LegRequest { client, worker, shape: Shape::whole(ENDPOINT), headers: &leg_headers };
-    let limit = LegLimit { duration: timeout, key: "tokenizer.timeout" };
+    let late =
+        |TimeoutError| Err(Error::new(ErrorKind::EngineTimeout, "tokenizer.timeout has passed"));
     let deadline = tokio::time::Instant::now() + timeout;
-    let reply = limit.bound(client, worker, request.whole(body)).await.map(|reply| reply.body);
-    let reply = reply.map_err(|error| endpoint_error(error, worker, ENDPOINT));
+    let reply = client.timers().bound(timeout, request.whole(body)).await.unwrap_or_else(late);
+    let reply = reply.map(|reply| reply.body);
     end(worker, leg, ENDPOINT, reply.as_ref().err());
     let reply = reply.map_err(|error| reason(worker, &error))?;
     let bytes = reply.len();
@@ -229,11 +230,8 @@ async fn send(
 /// Why an engine's error leaves the tokens unknown.
 fn reason(worker: &Worker, error: &Error) -> &'static str {
     match error.kind() {
-        ErrorKind::NotOffered => {
-            worker.engine.endpoint_support.lacks(Endpoint::Tokenize, Instant::now());
-            NO_ENGINE
-        }
-        ErrorKind::EngineRejected(400..=499) => REFUSED,
+        ErrorKind::EngineLacksPath => NO_ENGINE,
+        ErrorKind::EngineRejected(400..=499) | ErrorKind::EngineLacksModel => REFUSED,
         ErrorKind::EngineTimeout => LATE,
         _ => {
             tracing::debug!(worker = worker.id(), %error, "an engine gave no tokens of a prompt");

@@ -15,11 +15,40 @@ use splitrail_engine_client::{
     EngineBody, EngineClient, Proof, ReplyError, Response, Timer, too_large,
 };
 use splitrail_fleet::Worker;
+use splitrail_fleet::lifecycle::Departures;
+use splitrail_fleet::state::WorkerState;
 use splitrail_reply::dialect::data_of;
+use tokio::sync::watch;
 
 /// An engine may send comments without any event for this many times the idle timeout. Comments
 /// keep the connection open but are no progress.
 const COMMENTS_PATIENCE: u32 = 10;
+
+/// How long a stream of a worker that has left service may be silent before it counts as lost: what
+/// another request has found may be a fault of its connection alone.
+const SILENCE_MAX: Duration = Duration::from_secs(1);
+
+/// Completes when a worker is down or withdrawn and the stream, from which nothing is read meanwhile,
+/// has been silent for a moment.
+async fn has_gone(departures: &mut watch::Receiver<Departures>, worker: &Worker) {
+    let before = departures.borrow_and_update().gone;
+    let is_gone = |now: &Departures| now.gone != before;
+    let is_out = || matches!(worker.state(), WorkerState::Down | WorkerState::Unready);
+    if !is_out() && departures.wait_for(is_gone).await.is_err() {
+        // The worker, and with it the sender, is kept by the reader.
+        std::future::pending::<()>().await;
+    }
+    loop {
+        tokio::time::sleep(SILENCE_MAX).await;
+        if is_out() {
+            return;
+        }
+        // It is back.
+        if departures.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
 
 /// Reads the events of a streamed reply of an engine.
 pub(crate) struct EventReader {
@@ -40,6 +69,8 @@ pub(crate) struct EventReader {
     dialect: Dialect,
     worker: Arc<Worker>,
     patience: Timer,
+    /// Follows how often the worker leaves service.
+    departures: watch::Receiver<Departures>,
     done: bool,
 }
 
@@ -54,6 +85,7 @@ impl EventReader {
         budget: &Arc<MemoryBudget>,
     ) -> Self {
         let splitter = Splitter::new(client.reply_max_bytes());
+        let departures = worker.health.lifecycle.departures();
         let patience = client.timers().of(idle);
         let dialect = Dialect::Chunks;
         let Response { body, proof, .. } = response;
@@ -72,6 +104,7 @@ impl EventReader {
             dialect,
             worker,
             patience,
+            departures,
             done: false,
         }
     }
@@ -138,7 +171,19 @@ impl EventReader {
                 }
             }
             let Some(body) = &mut self.body else { return Ok(None) };
-            match self.patience.bound(body.frame()).await {
+            let frame = async {
+                tokio::select! {
+                    biased;
+                    frame = body.frame() => Some(frame),
+                    () = has_gone(&mut self.departures, &self.worker) => None,
+                }
+            };
+            let frame = match self.patience.bound(frame).await {
+                Ok(None) => return Err(self.lost()),
+                Ok(Some(frame)) => Ok(frame),
+                Err(late) => Err(late),
+            };
+            match frame {
                 Err(_) => {
                     let message = format!("worker {} fell silent in mid-stream", self.worker.id());
                     return Err(Error::new(ErrorKind::EngineTimeout, message));
@@ -159,6 +204,13 @@ impl EventReader {
             }
         }
         Ok(None)
+    }
+
+    /// The error for a stream whose worker is out of service.
+    fn lost(&self) -> Error {
+        let why = self.worker.health.lifecycle.since().why;
+        let message = format!("worker {} left service in mid-stream: {why}", self.worker.id());
+        Error::new(ErrorKind::EngineLost, message)
     }
 
     /// Checks with the first event that the reply belongs to the request.

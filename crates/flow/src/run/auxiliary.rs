@@ -13,7 +13,7 @@ use splitrail_engine::usage::EngineUsage;
 use crate::context::{Context, PromptContext};
 use crate::decide::attempts::DecodeAttempts;
 use crate::decide::place::{LegRules, PlacedLeg, place, place_in_turn};
-use crate::decide::supporting_workers::{begin, end, endpoint_error, leg_for_endpoint, next_leg};
+use crate::decide::supporting_workers::{begin, end, leg_for_endpoint, next_leg};
 use crate::run::account::read_usage;
 use crate::run::generate::StartedReply;
 use crate::run::leg_headers::{begin_attempt, traced_headers};
@@ -21,10 +21,11 @@ use splitrail_api::error::{Error, ErrorKind};
 use splitrail_config::model::RequestFlow;
 use splitrail_engine_client::{LegHeaders, Shape};
 use splitrail_fleet::reply_check::check_usage;
-use splitrail_fleet::{Exclusion, LegRequest, ServedModel, Worker};
+use splitrail_fleet::{Exclusion, LegRequest, LegWait, ServedModel, Worker};
 use splitrail_ledger::leg::{LegFacts, LegKind};
 use splitrail_ledger::timeline::Stage;
 use splitrail_ledger::veto::VetoReason;
+use splitrail_policy::Leg;
 use splitrail_workload::progress::Awaited;
 
 /// Runs a request of an auxiliary endpoint until its reply has arrived.
@@ -49,7 +50,7 @@ pub(crate) async fn run(prompt: PromptContext<'_>) -> Result<StartedReply, Error
         };
         let worker = &placed.worker;
         begin(worker, leg, endpoint);
-        match ask(prompt, &placed).await {
+        match ask(prompt, leg, &placed).await {
             Ok((reply, usage)) => {
                 end(worker, leg, endpoint, None);
                 decision.auxiliary_answered(usage);
@@ -57,10 +58,9 @@ pub(crate) async fn run(prompt: PromptContext<'_>) -> Result<StartedReply, Error
             }
             Err(error) => {
                 decision.decode_failed(error.outcome());
-                if error.kind() == ErrorKind::NotOffered {
+                if error.kind() == ErrorKind::EngineLacksPath {
                     // A worker without this endpoint is asked only once in a while, so this retry
                     // needs no bound and no budget.
-                    worker.engine.endpoint_support.lacks(endpoint, Instant::now());
                     continue;
                 }
                 end(worker, leg, endpoint, Some(&error));
@@ -76,6 +76,7 @@ pub(crate) async fn run(prompt: PromptContext<'_>) -> Result<StartedReply, Error
 /// Sends the request to one worker. Returns the reply and the usage that the worker reported.
 async fn ask(
     prompt: PromptContext<'_>,
+    role: Leg,
     placed: &PlacedLeg,
 ) -> Result<(Bytes, Option<EngineUsage>), Error> {
     let PromptContext { context, unit, decision, .. } = prompt;
@@ -99,8 +100,8 @@ async fn ask(
         client.whole_for_client(worker, leg.begin(body).await?, &context.unread).await
     };
     let limit = context.reply_limit();
-    let reply = limit.bound_for_client(client, worker, &context.unread, call).await;
-    let reply = reply.map_err(|error| endpoint_error(error, worker, endpoint));
+    let wait = LegWait { served: &context.served, worker, leg: role, limit };
+    let reply = wait.until_whole(&context.unread, call).await;
     booked.iter().filter(|_| reply.is_ok()).for_each(|booking| booking.reply_done(Instant::now()));
     let (stage, outcome) = match &reply {
         Ok(_) => (Stage::FirstToken, "ok"),

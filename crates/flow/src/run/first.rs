@@ -4,7 +4,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use splitrail_engine::dialect::Dialect;
@@ -23,6 +23,7 @@ use splitrail_reply::dialect::{Chunk, data_of, usage_of};
 use splitrail_reply::merge;
 use splitrail_transfer::lease::{Lease, in_lease, lease_expired, queued_past};
 use splitrail_transfer::pinned::release_pinned_of;
+use splitrail_workload::progress::PATIENCE;
 
 /// How a leg's reply begins.
 pub(crate) enum First {
@@ -82,7 +83,7 @@ pub(crate) async fn take_hand_off(
         release_pinned_of(&context.served, &context.metrics, worker, dialect, reply.body);
         Ok(())
     });
-    let call = pin!(context.first_token_limit().bound(client, worker, call));
+    let call = pin!(sending.wait(context.first_token_limit(predicted(sending))).until_output(call));
     in_lease(lease, worker, call).await
 }
 
@@ -117,7 +118,7 @@ async fn whole_reply(
         }
     };
     let (reply, begun) = tokio::select! {
-        reply = context.reply_limit().bound_for_client(client, worker, &context.unread, call) => reply?,
+        reply = sending.wait(context.reply_limit()).until_whole(&context.unread, call) => reply?,
         () = queued => return Err(lease_expired(worker)),
     };
     let (dialect, bytes) = (context.endpoint.dialect(), reply.len());
@@ -144,7 +145,7 @@ pub(crate) async fn first_events(
     let context = prompt.context;
     let (worker, leg_headers) = (&placed.worker, &placed.pinned(leg_headers));
     let ServedModel { config, client, .. } = context.served.as_ref();
-    let limit = context.first_token_limit();
+    let limit = context.first_token_limit(predicted(sending));
     let idle = config.timeouts.stream_idle;
     let call = pin!(async {
         let shape = Shape::streamed(endpoint);
@@ -154,7 +155,7 @@ pub(crate) async fn first_events(
             prompt.decision.decode_begun();
         }
         // Until the first event, the timeout of the leg applies instead of the idle timeout.
-        let patience = limit.duration.max(idle);
+        let patience = limit.duration.saturating_mul(PATIENCE).max(idle);
         let (dialect, memory) = (endpoint.dialect(), &context.unread.memory);
         let reader = EventReader::new(client, response, Arc::clone(worker), patience, memory)
             .of_dialect(dialect, client.reply_max_bytes());
@@ -170,7 +171,13 @@ pub(crate) async fn first_events(
             FirstEvents::Partly => Ok(First::BelowThreshold(None)),
         }
     });
-    limit.bound(client, worker, call).await
+    sending.wait(limit).until_output(call).await
+}
+
+/// The predicted time until a leg's first output.
+fn predicted(sending: &ReplyLeg<'_>) -> Duration {
+    let ReplyLeg { prompt, leg_headers, placed, .. } = *sending;
+    placed.predicted_time(prompt.unit, leg_headers.prefill_tokens.unwrap_or(0))
 }
 
 /// What the first events of a streamed reply show.
@@ -246,7 +253,9 @@ async fn hold(
                 return Err(Error::engine(reader.worker().id(), "answered with no chunk"));
             }
             EventMeaning::Error => {
-                return Err(refusal_event(reader.worker(), &data_of(dialect, &event)));
+                let error = refusal_event(reader.worker(), &data_of(dialect, &event));
+                reader.worker().record_refusal(&error, Some(context.endpoint));
+                return Err(error);
             }
             EventMeaning::BelowThreshold if running.is_empty() => {
                 return Ok(FirstEvents::BelowThreshold(reader, event));

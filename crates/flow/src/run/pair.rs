@@ -60,7 +60,7 @@ pub(crate) async fn pair_or_local(
 ) -> Result<PairResult, Error> {
     let PromptContext { context, unit, decision, .. } = prompt;
     let mut tries =
-        PrefillAttempts::new(context, attempts.failed(), LegRules::any(Leg::Prefill, &[]));
+        PrefillAttempts::new(prompt, attempts.failed(), LegRules::any(Leg::Prefill, &[]));
     let last = loop {
         let prefill = match tries.place(prompt).await {
             Ok(placed) => placed,

@@ -10,7 +10,7 @@ use splitrail_engine::dialect::Dialect;
 use splitrail_engine::usage::EngineUsage;
 
 use crate::context::{Context, PromptContext};
-use crate::decide::attempts::{allow_retry, record_retry};
+use crate::decide::attempts::{AttemptFailures, allow_retry, record_retry};
 use crate::decide::place::{
     LegRules, PlacedLeg, place_in_turn, record_computed_prompt, record_sent_prompt,
 };
@@ -29,7 +29,7 @@ use splitrail_api::{Endpoint, JsonObject, Parts};
 use splitrail_config::model::{KvPath, OnNoPrefill};
 use splitrail_engine_client::{LegHeaders, RevocableBody, Shape};
 use splitrail_fleet::reply_check::check_reply;
-use splitrail_fleet::{Exclusion, LegLimit, LegReply, LegRequest, Pool, ServedModel, Worker};
+use splitrail_fleet::{Exclusion, LegLimit, LegReply, LegRequest, LegWait, Pool, Worker};
 use splitrail_ledger::decisions::DecisionHandle;
 use splitrail_ledger::leg::LegKind;
 use splitrail_ledger::timeline::Stage;
@@ -52,6 +52,7 @@ pub(crate) struct PrefillAttempts {
     /// Workers that return no hand-offs for this endpoint.
     missing: Vec<Exclusion>,
     left: u32,
+    failures: AttemptFailures,
     /// What the next attempt may fetch and read. After a failed fetch, none fetches, and after a
     /// failed read, none reads.
     rules: LegRules<'static>,
@@ -61,14 +62,18 @@ impl PrefillAttempts {
     /// As many attempts as the model's configuration allows. `rules` says what the first one may fetch
     /// and read.
     pub(crate) fn new(
-        context: &Context,
+        prompt: PromptContext<'_>,
         failed_decode: &[Exclusion],
         rules: LegRules<'static>,
     ) -> Self {
-        let config = &context.served.config;
+        let context = prompt.context;
+        let failures = AttemptFailures::new(prompt);
+        let left = failures.bound(context.served.config.retries.prefill);
         let excluded = excluded_from_prefill(&context.served, failed_decode);
-        let missing = without_hand_offs(&context.served, context.endpoint, Instant::now());
-        Self { excluded, missing, left: config.retries.prefill, rules }
+        let mut missing = without_hand_offs(&context.served, context.endpoint, Instant::now());
+        let lacks = |one: &&Exclusion| one.reason == VetoReason::LacksEndpoint;
+        missing.extend(failed_decode.iter().filter(lacks));
+        Self { excluded, missing, left, failures, rules }
     }
 
     /// Chooses the next worker.
@@ -105,6 +110,7 @@ impl PrefillAttempts {
         worker: &Worker,
         error: Error,
     ) -> Result<(), Error> {
+        self.failures.judge(&context.served, Leg::Prefill, worker, &error);
         let reason = VetoReason::of_failure(error.kind());
         self.excluded.push(Exclusion::new(worker.index, reason));
         let others = context.served.pool.any_up(Leg::Prefill, &self.excluded);
@@ -136,7 +142,7 @@ pub(crate) async fn prefill_or_local(
     let PromptContext { context, unit, decision, .. } = prompt;
     let Context { served, endpoint, options, .. } = context.as_ref();
     let rules = prefill_rules(served, *endpoint, unit, *options);
-    let mut tries = PrefillAttempts::new(context, failed_decode, rules);
+    let mut tries = PrefillAttempts::new(prompt, failed_decode, rules);
     let last = loop {
         let mut placed = match tries.place(prompt).await {
             Ok(placed) => placed,
@@ -342,9 +348,9 @@ pub(crate) async fn send(
 ) -> Result<PrefillReply, Error> {
     let PromptContext { context, unit, .. } = prompt;
     let started = Instant::now();
-    let ServedModel { config, client, .. } = context.served.as_ref();
     let worker = &placed.worker;
     let uncached = placed.uncached_tokens(context, unit);
+    let mut limit = context.prefill_limit(placed.predicted_time(unit, uncached));
     worker.breaker(Leg::Prefill).begin(started);
     let mut booking = placed.book(context, unit, started, true);
     booking.set_awaited(Awaited::FirstOutput);
@@ -352,16 +358,16 @@ pub(crate) async fn send(
     let leg_headers = traced_headers(placed.pinned(leg_headers), &leg);
     let leg_headers = LegHeaders { prefill_tokens: Some(uncached), ..leg_headers };
     let call = post(prompt, worker, body, leg_headers.clone());
-    let mut limit = LegLimit { duration: config.timeouts.prefill, key: "timeouts.prefill" };
     if let Some(deadline) = placed.read_deadline {
         let duration = deadline.at.saturating_duration_since(started.into());
         if duration < limit.duration {
             limit = LegLimit { duration, key: deadline.key };
         }
     }
+    let wait = LegWait { served: &context.served, worker, leg: Leg::Prefill, limit };
     let replied = match repair {
-        None => limit.bound(client, worker, pin!(call)).await,
-        Some(repair) => limit.bound(client, worker, pin!(repair.run(leg_headers, call))).await,
+        None => wait.until_output(pin!(call)).await,
+        Some(repair) => wait.until_output(pin!(repair.run(leg_headers, call))).await,
     };
     let replied = match replied {
         Ok(replied) => parsed(context, worker, replied).await,

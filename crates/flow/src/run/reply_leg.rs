@@ -9,6 +9,8 @@ use crate::run::read_back;
 use splitrail_api::error::Error;
 use splitrail_api::{JsonObject, Parts};
 use splitrail_engine_client::LegHeaders;
+use splitrail_fleet::{LegLimit, LegWait};
+use splitrail_policy::Leg;
 use splitrail_transfer::bodies;
 use splitrail_transfer::params::DecodeParams;
 
@@ -26,6 +28,12 @@ impl ReplyLeg<'_> {
     /// Records that the first event of a stream has arrived, this long after the leg was sent.
     pub(crate) fn observe_first_event(&self, took: Duration) {
         self.placed.worker.counts.series.leg_took("decode", took.as_secs_f64());
+    }
+
+    /// How the leg is waited for.
+    pub(crate) fn wait(&self, limit: LegLimit) -> LegWait<'_> {
+        let (served, worker) = (&self.prompt.context.served, &self.placed.worker);
+        LegWait { served, worker, leg: Leg::Decode, limit }
     }
 
     /// Whether the worker may reject the leg. If so, events are held back until they show output.

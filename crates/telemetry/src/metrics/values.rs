@@ -21,6 +21,10 @@ pub(crate) const RESULTS: &[&str] = &["ok", "cancelled", "invalid", "limited", "
 /// Why an attempt fails: the codes of errors of engines.
 pub(crate) const FAILURES: &[&str] = &[
     "engine_rejected",
+    "not_offered",
+    "engine_full",
+    "engine_lacks_model",
+    "engine_lost",
     "engine_unreachable",
     "engine_failed",
     "stale_connection",
@@ -35,6 +39,9 @@ pub(crate) const FAILURES: &[&str] = &[
 /// or that another attempt has replaced it.
 pub(crate) const WASTE: &[&str] = &[
     "engine_rejected",
+    "engine_full",
+    "engine_lacks_model",
+    "engine_lost",
     "engine_unreachable",
     "engine_failed",
     "stale_connection",
@@ -219,7 +226,7 @@ pub(crate) const SHED: &[&str] = &[
 pub(crate) const REMOVED: &[&str] = &["router_only", "steers", "unknown"];
 /// The states of workers.
 pub(crate) const STATES: &[&str] =
-    &["joining", "warming", "serving", "ejected", "down", "draining", "left", "stuck"];
+    &["joining", "warming", "serving", "ejected", "down", "draining", "left", "stuck", "unready"];
 /// Which KV blocks of a worker are counted.
 pub(crate) const KV_STATES: &[&str] = &["total", "used"];
 /// The results of attach calls.

@@ -11,7 +11,7 @@ const DENSE_FROM = 9;
 /** What is wrong with a worker in a few words; empty if nothing is. */
 export function trouble(worker) {
   if (worker.draining) return "draining";
-  if (["down", "ejected", "stuck", "left"].includes(worker.state)) return worker.state;
+  if (["down", "unready", "ejected", "stuck", "left"].includes(worker.state)) return worker.state;
   if (worker.breakers_open) return `breaker open: ${worker.breakers_open.join(", ")}`;
   if (worker.overlap_issues) return issue(worker);
   return ["joining", "warming"].includes(worker.state) ? worker.state : "";
@@ -29,7 +29,7 @@ export function issue(worker) {
 
 /** How much a worker needs a look, from 0 on. */
 export function urgency(worker) {
-  if (["down", "ejected", "stuck"].includes(worker.state)) return 3;
+  if (["down", "unready", "ejected", "stuck"].includes(worker.state)) return 3;
   if (worker.breakers_open || worker.overlap_issues) return 2;
   return worker.draining ? 1 : 0;
 }

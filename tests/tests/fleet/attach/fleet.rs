@@ -233,8 +233,10 @@ async fn a_restart_of_an_engine_behind_a_shim_ends_what_its_process_kept() {
     assert!(own.is_quarantined(), "its cache is the same");
     load(false, None).await;
     load(true, Some(2000.0)).await;
-    eventually("the new process is noticed", async || own.health.presence.restarts() == restarts + 1)
-        .await;
+    eventually("the new process is noticed", async || {
+        own.health.presence.restarts() == restarts + 1
+    })
+    .await;
     eventually("its cache is empty", async || !own.is_quarantined() && !own.is_draining()).await;
 }
 
