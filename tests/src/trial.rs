@@ -96,6 +96,14 @@ impl Reference {
 
 /// Whether a request asks an engine who it is.
 fn is_question(request: &RecordedRequest) -> bool {
+    // Also for one token of an engine that gives no sign of work.
+    let trial = splitrail_fleet::work_trial::PROMPT;
+    if [&request.body["messages"][0]["content"], &request.body["prompt"]]
+        .iter()
+        .any(|it| **it == trial)
+    {
+        return true;
+    }
     let stages = request.body["kv_transfer_params"]["do_remote_decode"] == true;
     stages && request.body["prompt"] == "splitrail"
 }

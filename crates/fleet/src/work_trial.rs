@@ -5,10 +5,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{LegRequest, ServedModel, Worker};
 use splitrail_api::Endpoint;
+use splitrail_api::error::Error;
 use splitrail_engine_client::{LegHeaders, Shape};
 
 /// How long an engine may take for the token before it counts as hanging, if its costs are known.
@@ -24,7 +25,7 @@ const FORGET_AFTER: Duration = Duration::from_secs(60);
 /// When the reply is no longer waited for.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// The prompt: a few tokens, which fill no block.
-const PROMPT: &str = "Hello";
+pub const PROMPT: &str = "Hello";
 
 /// The trials of one worker.
 #[derive(Debug, Default)]
@@ -82,17 +83,35 @@ impl Drop for EndOfTrial<'_> {
     }
 }
 
-/// Asks a worker's engine for one token. A token is a sign of work.
+/// Asks a worker's engine for one token: as a chat, or as a completion if the engine refuses chats. The
+/// head of a reply, which comes with the token, is a sign of work.
 pub(super) async fn run(served: Arc<ServedModel>, worker: Arc<Worker>) {
     let _end = EndOfTrial(&worker);
-    let body = json!({
-        "model": served.name(), "prompt": PROMPT, "max_tokens": 1, "temperature": 0, "stream": false,
+    let mut body = json!({
+        "model": served.name(), "max_tokens": 1, "temperature": 0, "stream": false,
+        "messages": [{"role": "user", "content": PROMPT}],
     });
     let headers = &LegHeaders::with_random_id();
-    let shape = Shape::whole(Endpoint::Completions);
-    let leg = LegRequest { client: &served.client, worker: &worker, shape, headers };
-    match tokio::time::timeout(TIMEOUT, leg.whole(Bytes::from(body.to_string()))).await {
-        Ok(Ok(_)) => worker.health.progress.record_sign(),
+    let ask = |endpoint, body: &Value| {
+        let (client, shape) = (&served.client, Shape::whole(endpoint));
+        let body = Bytes::from(body.to_string());
+        let leg = LegRequest { client, worker: &worker, shape, headers };
+        async move { leg.begin(body).await }
+    };
+    let asked = async {
+        let begun = ask(Endpoint::Chat, &body).await;
+        if !begun.as_ref().is_err_and(Error::is_reply) {
+            return begun;
+        }
+        body["prompt"] = PROMPT.into();
+        body.as_object_mut().and_then(|body| body.remove("messages"));
+        ask(Endpoint::Completions, &body).await
+    };
+    match tokio::time::timeout(TIMEOUT, asked).await {
+        Ok(Ok(response)) => {
+            worker.health.progress.record_sign();
+            served.client.finish(response.body);
+        }
         Ok(Err(error)) => {
             tracing::debug!(worker = worker.id(), %error, "a trial for one token failed");
         }

@@ -30,6 +30,22 @@ pub enum FaultKind {
     Reset,
     /// The request is never answered.
     Hang,
+    /// The engine was put to sleep: its metrics say so, and requests wait.
+    Asleep,
+    /// The engine's core is dead: `/health` answers 503, and requests are never answered.
+    DeadCore,
+    /// There is no `/metrics`.
+    NoMetrics,
+    /// Inference requests get 503 and `retry-after`.
+    Full {
+        /// The seconds in `retry-after`.
+        retry_after_s: u32,
+    },
+    /// Inference requests whose body contains this text get 500.
+    Poison {
+        /// The text.
+        text: String,
+    },
     /// The connection is cut after this many stream chunks, without `[DONE]`. A reply that is not
     /// streamed is cut in its middle.
     DieMidStream {
@@ -99,6 +115,11 @@ impl FaultKind {
             Self::Status { .. } => "status",
             Self::Reset => "reset",
             Self::Hang => "hang",
+            Self::Asleep => "asleep",
+            Self::DeadCore => "dead_core",
+            Self::NoMetrics => "no_metrics",
+            Self::Full { .. } => "full",
+            Self::Poison { .. } => "poison",
             Self::DieMidStream { .. } => "die_mid_stream",
             Self::TruncatedBody => "truncated_body",
             Self::SlowFirstByte { .. } => "slow_first_byte",
@@ -126,6 +147,8 @@ pub(crate) struct RequestFaults {
     pub(crate) status: Option<u16>,
     pub(crate) reset: bool,
     pub(crate) hang: bool,
+    /// The value of `retry-after` of a full engine.
+    pub(crate) full: Option<u32>,
     pub(crate) die_after_chunks: Option<usize>,
     pub(crate) truncate: bool,
     pub(crate) delay: Option<Duration>,
@@ -173,8 +196,10 @@ impl FaultBoard {
         }
         if self.occurs_now("reset") {
             faults.reset = true;
-        } else if self.occurs_now("hang") {
+        } else if ["hang", "asleep", "dead_core"].iter().any(|name| self.occurs_now(name)) {
             faults.hang = true;
+        } else if let Some(FaultKind::Full { retry_after_s }) = self.take("full") {
+            faults.full = Some(retry_after_s);
         } else if let Some(FaultKind::Status { status }) = self.take("status") {
             faults.status = Some(status);
         } else if let Some(FaultKind::DieMidStream { after_chunks }) = self.take("die_mid_stream") {
@@ -188,6 +213,18 @@ impl FaultBoard {
         faults.other_prompt_ids = prefill && self.occurs_now("other_prompt_ids");
         faults.preempt = pull && self.occurs_now("preempt");
         faults
+    }
+
+    /// Whether the fault is active, without counting it.
+    pub(crate) fn is_active(&self, name: &str) -> bool {
+        self.lock().contains_key(name)
+    }
+
+    /// Whether a request with this body is poisoned.
+    pub(crate) fn poisons(&self, body: &[u8]) -> bool {
+        let active = self.lock().get("poison").map(|fault| fault.kind.clone());
+        let Some(FaultKind::Poison { text }) = active else { return false };
+        body.windows(text.len()).any(|part| part == text.as_bytes())
     }
 
     pub(crate) fn take(&self, name: &str) -> Option<FaultKind> {

@@ -132,6 +132,10 @@ async fn infer(
     if app.engine.config.embeds {
         return ApiError::new(StatusCode::NOT_FOUND, "Not Found").into_response();
     }
+    if app.faults.poisons(&body) {
+        let status = StatusCode::INTERNAL_SERVER_ERROR;
+        return ApiError::new(status, "A fault was injected.").in_reply_of(endpoint);
+    }
     let body = match parse(&body) {
         Ok(body) => body,
         Err(error) => return error.in_reply_of(endpoint),
@@ -149,6 +153,12 @@ async fn infer(
     if faults.reset {
         connection.cut_in_head();
         return StatusCode::INTERNAL_SERVER_ERROR.into_response(); // never sent
+    }
+    if let Some(seconds) = faults.full {
+        let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "The request queue is full.");
+        let mut response = error.in_reply_of(endpoint);
+        response.headers_mut().insert("retry-after", seconds.into());
+        return response;
     }
     if let Some(status) = faults.status {
         let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);

@@ -15,8 +15,8 @@ async fn a_failed_worker_is_replaced_before_the_first_byte() {
     let mut trial = Trial::start(in_turn(2, "")).await;
     let faults = [
         FaultKind::Status { status: 500 },
-        FaultKind::Status { status: 503 },
-        FaultKind::Status { status: 429 },
+        FaultKind::Status { status: 502 },
+        FaultKind::Status { status: 504 },
         FaultKind::Reset,
         FaultKind::DieMidStream { after_chunks: 0 },
     ];
@@ -55,7 +55,7 @@ async fn a_worker_that_hangs_is_replaced() {
 async fn all_workers_failing_is_one_typed_error() {
     let mut trial = Trial::start(in_turn(2, "")).await;
     for (status, outcome, told) in
-        [(500, "engine_failed", 502), (503, "engine_failed", 502), (429, "engine_rejected", 429)]
+        [(500, "engine_failed", 502), (503, "engine_full", 503), (429, "engine_full", 429)]
     {
         for engine in ["w0", "w1"] {
             trial.fault(engine, FaultKind::Status { status }, Some(1));
@@ -63,7 +63,7 @@ async fn all_workers_failing_is_one_typed_error() {
         let reply = trial.post(outcome, CHAT, &chat(&prompt(30, "all"))).await;
         assert_eq!(reply.status, told, "{}", reply.text());
         error_of(&reply.json());
-        assert_eq!(reply.header("retry-after").is_empty(), told != 429);
+        assert_eq!(reply.header("retry-after").is_empty(), told == 502);
     }
     assert_eq!(trial.counts(["w0", "w1"]), [3, 3], "each once per request");
     trial.finish().await;

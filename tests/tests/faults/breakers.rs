@@ -94,11 +94,11 @@ async fn if_all_breakers_are_open_the_error_of_the_engine_is_reported() {
 async fn mistakes_of_clients_and_full_engines_open_no_breaker() {
     let model = "breaker: { failures: 1, cooldown: 10m }\nretries: { prefill: 0, decode: 0 }";
     let mut trial = Trial::start(in_turn(1, 1, model)).await;
-    for (status, times) in [(400, 3), (429, 3)] {
+    for (status, times, outcome) in [(400, 3, "engine_rejected"), (429, 3, "engine_full")] {
         for i in 0..times {
             trial.fault("d0", FaultKind::Status { status }, Some(1));
             let body = completion(&prompt(20, &format!("{status}-{i}")));
-            let reply = trial.post("engine_rejected", COMPLETIONS, &body).await;
+            let reply = trial.post(outcome, COMPLETIONS, &body).await;
             assert_eq!(reply.status.as_u16(), status);
         }
     }

@@ -36,8 +36,8 @@ async fn a_decode_that_fails_before_its_first_byte_is_retried_with_a_new_prefill
     let mut trial = Trial::start(in_turn(2, "")).await;
     let faults = [
         FaultKind::Status { status: 500 },
-        FaultKind::Status { status: 503 },
-        FaultKind::Status { status: 429 },
+        FaultKind::Status { status: 502 },
+        FaultKind::Status { status: 504 },
         FaultKind::Reset,
         // A stream's headers, and a whole reply's first half, are not yet an answer.
         FaultKind::DieMidStream { after_chunks: 0 },
@@ -162,7 +162,7 @@ async fn a_prefill_worker_that_dies_between_the_legs_is_replaced() {
 async fn each_decode_worker_is_tried_at_most_once_and_no_more_than_configured() {
     let mut trial = Trial::start(in_turn(4, "retries: { decode: 2 }")).await;
     for engine in ["d0", "d1", "d2", "d3"] {
-        trial.fault(engine, FaultKind::Status { status: 503 }, None);
+        trial.fault(engine, FaultKind::Status { status: 502 }, None);
     }
     for turn in 1..=3 {
         let before = trial.counts(["d0", "d1", "d2", "d3"]);
@@ -200,7 +200,7 @@ async fn a_single_decode_worker_that_fails_is_a_typed_error() {
     }
     // Too busy is not broken: the client may come back.
     trial.fault("d0", FaultKind::Status { status: 429 }, Some(1));
-    let reply = trial.post("engine_rejected", CHAT, &body).await;
+    let reply = trial.post("engine_full", CHAT, &body).await;
     assert_eq!(reply.status, 429, "{}", reply.text());
     assert!(reply.header("retry-after").parse::<u32>().unwrap() > 0);
     error_of(&reply.json());
@@ -260,7 +260,7 @@ async fn a_second_attempt_without_a_prefill_uses_nothing_of_the_first() {
         let outage = async {
             eventually("d0 is asked", async || trial.asked("d0").len() == 1).await;
             for engine in ["p0", "p1"] {
-                trial.fault(engine, FaultKind::Status { status: 503 }, None);
+                trial.fault(engine, FaultKind::Status { status: 502 }, None);
             }
         };
         let (reply, ()) = tokio::join!(client.post(CHAT, &body), outage);

@@ -24,8 +24,8 @@ fn in_turn(prefill: usize, model: &str) -> Spec {
 fn failures() -> Vec<FaultKind> {
     vec![
         FaultKind::Status { status: 500 },
-        FaultKind::Status { status: 503 },
-        FaultKind::Status { status: 429 },
+        FaultKind::Status { status: 502 },
+        FaultKind::Status { status: 504 },
         FaultKind::Status { status: 401 },
         FaultKind::Reset,
         FaultKind::TruncatedBody,
@@ -103,7 +103,7 @@ async fn a_prefill_that_times_out_is_retried_on_another_worker() {
 async fn each_prefill_worker_is_tried_at_most_once_and_no_more_than_configured() {
     let mut trial = Trial::start(in_turn(4, "retries: { prefill: 2 }")).await;
     for engine in ["p0", "p1", "p2", "p3"] {
-        trial.fault(engine, FaultKind::Status { status: 503 }, None);
+        trial.fault(engine, FaultKind::Status { status: 502 }, None);
     }
     for turn in 1..=4 {
         let (path, body) = either(turn, &prompt(30, &format!("c{turn}-")));
@@ -136,7 +136,7 @@ async fn without_prefill_workers_the_decode_worker_computes_the_prompt() {
     let reference = Reference::start().await;
     let mut trial = Trial::start(in_turn(2, "on_no_prefill: local")).await;
     for engine in ["p0", "p1"] {
-        trial.fault(engine, FaultKind::Status { status: 503 }, None);
+        trial.fault(engine, FaultKind::Status { status: 502 }, None);
     }
     for turn in 0..4 {
         let (path, body) = either(turn, &prompt(40, &format!("local{turn}-")));
@@ -166,7 +166,7 @@ async fn without_prefill_workers_the_decode_worker_computes_the_prompt() {
 #[tokio::test]
 async fn without_prefill_workers_a_model_may_fail_instead() {
     let mut trial = Trial::start(in_turn(2, "on_no_prefill: fail")).await;
-    for status in [500, 503, 429] {
+    for status in [500, 502, 504] {
         for engine in ["p0", "p1"] {
             trial.fault(engine, FaultKind::Status { status }, None);
         }

@@ -4,14 +4,18 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use axum::extract::State;
-use axum::response::Response;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
 
-use super::{App, text_response};
+use super::{ApiError, App, text_response};
 use crate::config::KvConnector;
 use crate::engine::Counters;
 use crate::record::SimState;
 
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> Response {
+    if app.faults.is_active("no_metrics") {
+        return ApiError::new(StatusCode::NOT_FOUND, "Not Found").into_response();
+    }
     text_response("text/plain; version=0.0.4; charset=utf-8", render(&app))
 }
 
