@@ -19,4 +19,5 @@ pub mod reply;
 pub(crate) mod request_body;
 mod streams;
 pub mod tls_listener;
+mod unread_rest;
 mod wire;

@@ -11,6 +11,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 
 use super::client_stream::ClientStream;
 use super::connection_activity::{CloseReason, ConnectionActivity};
+use super::unread_rest::UnreadRest;
 use super::wire::{PREFACE, Position, Protocol, WireCheck};
 
 /// The checked stream of a client.
@@ -21,6 +22,8 @@ pub(super) struct CheckedSocket {
     /// The bytes that are read instead of refused bytes; the end follows.
     invalid_bytes: Option<&'static [u8]>,
     refused: Arc<RefusalReason>,
+    /// The rest of a request that was answered before its end, once the router's side is closed.
+    rest: Option<UnreadRest>,
     /// The bytes that were read to recognise the protocol, their number, and how many of them were
     /// read again.
     first: [u8; PREFACE.len()],
@@ -51,6 +54,7 @@ impl CheckedSocket {
             wire,
             invalid_bytes: None,
             refused,
+            rest: None,
             first,
             first_bytes: 0,
             read_again: 0,
@@ -76,6 +80,14 @@ impl CheckedSocket {
         };
         (self.first, self.first_bytes) = (first, bytes);
         Ok(Some(protocol))
+    }
+
+    /// Whether the client may still be sending what the HTTP library does not read. An HTTP/2
+    /// client is told to stop by a reset of its stream.
+    fn has_unread_rest(&self) -> bool {
+        let is_within_request = self.wire.heads() > 0 && self.wire.position() != Position::Between;
+        self.wire.protocol() == Some(Protocol::Http1)
+            && (is_within_request || self.invalid_bytes.is_some())
     }
 }
 
@@ -141,7 +153,18 @@ impl AsyncWrite for CheckedSocket {
         Pin::new(&mut self.get_mut().stream).poll_flush(context)
     }
 
+    /// Closes the router's side, and reads the rest of the client's request.
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_shutdown(context)
+        let this = self.get_mut();
+        if this.rest.is_none() {
+            ready!(Pin::new(&mut this.stream).poll_shutdown(context))?;
+            if !this.has_unread_rest() {
+                return Poll::Ready(Ok(()));
+            }
+            // A head of which no more is read is not waited for.
+            this.activity.reads(false, this.wire.heads());
+        }
+        let rest = this.rest.get_or_insert_with(UnreadRest::new);
+        rest.poll_discard(Pin::new(this.stream.socket()), context).map(Ok)
     }
 }

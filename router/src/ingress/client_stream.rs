@@ -16,6 +16,16 @@ pub(super) enum ClientStream {
     Tls(Box<TlsStream<RecordedSocket>>),
 }
 
+impl ClientStream {
+    /// The socket, below TLS.
+    pub(super) fn socket(&mut self) -> &mut RecordedSocket {
+        match self {
+            Self::Plain(socket) => socket,
+            Self::Tls(session) => session.get_mut().0,
+        }
+    }
+}
+
 /// Calls a method of the stream that there is.
 macro_rules! delegate {
     ($stream:expr, $method:ident($($argument:expr),*)) => {

@@ -5,4 +5,5 @@ mod empty_frames;
 mod long_events;
 mod replies;
 mod resets;
+mod unread_bodies;
 mod waiting;
