@@ -315,6 +315,13 @@ impl Error {
         }
     }
 
+    /// Whether an engine has refused the request because it is too long for the engine's context.
+    pub fn is_too_long(&self) -> bool {
+        const WORDS: [&str; 2] = ["context length", "model length"];
+        self.kind == ErrorKind::EngineRejected(400)
+            && WORDS.iter().any(|words| self.message.contains(words))
+    }
+
     /// Whether the same request may succeed on another worker.
     pub fn worth_another_worker(&self) -> bool {
         let is_slow = self.rare.as_ref().is_some_and(|rare| rare.is_slow_prompt);

@@ -40,6 +40,14 @@ pub struct OutputLimit {
     pub upper_bound_tokens: Option<u32>,
 }
 
+impl OutputLimit {
+    /// For how many tokens of output an engine must have room: as many as it may generate, if that is
+    /// given, and at least one.
+    pub fn least_tokens(self) -> u32 {
+        self.max_tokens.unwrap_or(1).max(1)
+    }
+}
+
 /// The sampling options of a request.
 pub struct Sampling<'a> {
     members: Cow<'a, JsonObject>,

@@ -192,9 +192,24 @@ impl Pool {
         self.turns[leg as usize].load(Relaxed)
     }
 
-    /// The longest sequence, in tokens, that every worker that has reported its limit accepts.
+    /// The longest sequence, in tokens, that a worker that decodes accepts, of those that have reported
+    /// their limit.
     pub fn context_tokens(&self) -> Option<u32> {
-        self.roster.load().iter().filter_map(|worker| worker.engine.facts.context_tokens()).min()
+        let roster = self.roster.load();
+        let decodes = roster.iter().filter(|worker| worker.serves(Leg::Decode));
+        decodes.filter_map(|worker| worker.engine.facts.context_tokens()).max()
+    }
+
+    /// The longest sequence, in tokens, that every worker that is up accepts, or else every worker;
+    /// `None` if none has reported a limit.
+    pub fn least_context_tokens(&self) -> Option<u32> {
+        let roster = self.roster.load();
+        let least = |counts: fn(&Worker) -> bool| {
+            let counted = roster.iter().filter(|worker| counts(worker));
+            let reported = counted.filter_map(|worker| worker.engine.facts.context_tokens());
+            reported.filter(|tokens| *tokens < u32::MAX).min()
+        };
+        least(Worker::is_up).or_else(|| least(|_| true))
     }
 
     /// The longest sequence, in tokens, that any worker accepts; `None` if one has not reported its

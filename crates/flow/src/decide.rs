@@ -2,6 +2,7 @@
 //! a leg, and further attempts.
 
 pub(crate) mod attempts;
+pub(crate) mod context_length;
 pub(crate) mod fetchable;
 pub(crate) mod gate;
 pub(crate) mod place;

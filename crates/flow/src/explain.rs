@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 
+use crate::decide::context_length::{PREFILL_OUTPUT_TOKENS, too_short};
 use crate::decide::fetchable::is_fetchable;
 use crate::decide::gate::{GateDecision, Need};
 use crate::decide::place::{LegRules, Moment, Pick, candidates, list_sources, query};
@@ -191,6 +192,8 @@ struct Explainer<'a> {
     roster: std::sync::Arc<Roster>,
     /// The workers that return no hand-offs for the endpoint.
     missing: Vec<Exclusion>,
+    /// The workers whose context is too short for the prompt and its reply.
+    too_short: Vec<Exclusion>,
     explained: PromptExplained,
 }
 
@@ -214,8 +217,10 @@ impl<'a> Explainer<'a> {
             stops: None,
         };
         let missing = without_hand_offs(served, *endpoint, Instant::now());
+        let too_short = too_short(served, Leg::Decode, unit, options.output.least_tokens());
         let (endpoint, options) = (*endpoint, *options);
-        Self { served, endpoint, options, unit, roster: served.pool.roster(), missing, explained }
+        let roster = served.pool.roster();
+        Self { served, endpoint, options, unit, roster, missing, too_short, explained }
     }
 
     fn go(mut self, plan: Plan, auto: Option<PrefillComparison>) -> PromptExplained {
@@ -246,8 +251,9 @@ impl<'a> Explainer<'a> {
     fn decode_try(&mut self, threshold: f64, then: NextLegs) -> bool {
         let need = Need::new(threshold, self.unit.prompt_tokens, self.served.pool.block_size());
         let may_fetch = then != NextLegs::ThresholdReply && self.may_fetch();
-        let rules =
-            LegRules { blocks: need.blocks, may_fetch, ..LegRules::any(Leg::Aggregated, &[]) };
+        let excluded = self.too_short.clone();
+        let alone = LegRules::any(Leg::Aggregated, &excluded);
+        let rules = LegRules { blocks: need.blocks, may_fetch, ..alone };
         let Some(chosen) = self.step("decode_try", rules) else { return true };
         let Some(worker) = self.roster.get(chosen.worker) else { return true };
         let held = chosen.believed_blocks();
@@ -277,11 +283,11 @@ impl<'a> Explainer<'a> {
                 self.explained.stops = Some("the client is told `cache_threshold`".into())
             }
             NextLegs::Aggregated(reason) => self.alone(Leg::Aggregated, reason),
-            NextLegs::OnPrefill if pool.any_up(Leg::Prefill, &[]) => {
+            NextLegs::OnPrefill if pool.any_up(Leg::Prefill, &self.too_short) => {
                 self.alone(Leg::Prefill, Some(LocalReason::OneToken));
             }
             NextLegs::OnPrefill => self.without(LocalReason::NoPrefill),
-            NextLegs::PrefillFirst if !pool.any_up(Leg::Decode, &[]) => {
+            NextLegs::PrefillFirst if !pool.any_up(Leg::Decode, &self.too_short) => {
                 self.without(LocalReason::NoDecode);
             }
             NextLegs::PrefillFirst => self.both(),
@@ -290,7 +296,8 @@ impl<'a> Explainer<'a> {
 
     fn both(&mut self) {
         let pool = &self.served.pool;
-        let mut excluded = excluded_from_prefill(self.served, &[]);
+        let mut excluded = excluded_from_prefill(self.served, &self.too_short);
+        excluded.extend(too_short(self.served, Leg::Prefill, self.unit, PREFILL_OUTPUT_TOKENS));
         excluded.extend(&self.missing);
         if !pool.any_up(Leg::Prefill, &excluded) {
             return self.without(LocalReason::NoPrefill);
@@ -300,7 +307,8 @@ impl<'a> Explainer<'a> {
         let Some(prefill) = self.step("prefill", rules) else { return };
         self.explain_read_back(&prefill, rules.readable_blocks);
         let Some(worker) = self.roster.get(prefill.worker) else { return };
-        let mut excluded = excluded_from_decode(self.served, worker);
+        let mut excluded = self.too_short.clone();
+        excluded.extend(excluded_from_decode(self.served, worker));
         let others = pool.any_up(Leg::Decode, &excluded);
         excluded.extend(self.too_late());
         self.step("decode", LegRules::any(Leg::Decode, &excluded));
@@ -358,7 +366,8 @@ impl<'a> Explainer<'a> {
     fn alone(&mut self, leg: Leg, reason: Option<LocalReason>) {
         self.explained.local_reason = reason.map(LocalReason::name);
         let may_fetch = self.may_fetch();
-        self.step("reply", LegRules { may_fetch, ..LegRules::any(leg, &[]) });
+        let excluded = self.too_short.clone();
+        self.step("reply", LegRules { may_fetch, ..LegRules::any(leg, &excluded) });
     }
 
     /// Whether the worker that computes the prompt may fetch a part of it.

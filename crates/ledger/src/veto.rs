@@ -17,6 +17,8 @@ pub enum VetoReason {
     /// Capability: it holds fewer leading blocks of the prompt than the threshold requires, and
     /// fewer than other workers.
     TooFewBlocks,
+    /// Capability: its engine's context is too short for the prompt and the output that is asked for.
+    ContextTooShort,
     /// Lease: because of its queue it would fetch a hand-off too late, or it did so in an earlier
     /// attempt.
     Lease,

@@ -2,6 +2,7 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod chat_template;
+mod context_lengths;
 mod engine_tokenizer;
 mod explain;
 mod policies_live;

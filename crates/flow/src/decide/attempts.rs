@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use crate::context::{Context, PromptContext};
+use crate::decide::context_length::{fits_elsewhere, not_longer, too_short};
 use crate::decide::fetchable::may_fetch;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_fleet::{Exclusion, ServedModel, Worker};
@@ -23,9 +24,15 @@ pub(crate) struct DecodeAttempts {
 impl DecodeAttempts {
     /// As many attempts as the model's configuration allows (`retries.decode`).
     pub(crate) fn new(prompt: PromptContext<'_>) -> Self {
+        let Context { served, endpoint, options, .. } = prompt.context.as_ref();
+        let output_tokens = options.output.least_tokens();
+        let failed = match endpoint.generates() {
+            true => too_short(served, Leg::Decode, prompt.unit, output_tokens),
+            false => Vec::new(),
+        };
         let failures = AttemptFailures::new(prompt);
-        let left = failures.bound(prompt.context.served.config.retries.decode);
-        Self { failed: Vec::new(), left, failures, may_fetch: may_fetch(prompt) }
+        let left = failures.bound(served.config.retries.decode);
+        Self { failed, left, failures, may_fetch: may_fetch(prompt) }
     }
 
     /// Workers that are not tried again.
@@ -51,8 +58,14 @@ impl DecodeAttempts {
         error: Error,
     ) -> Result<(), Error> {
         self.failures.judge(&context.served, leg, worker, &error);
-        let reason = VetoReason::of_failure(error.kind());
-        self.failed.push(Exclusion::new(worker.index, reason));
+        let fits_elsewhere = fits_elsewhere(&context.served, worker, &error);
+        match fits_elsewhere {
+            true => self.failed.extend(not_longer(&context.served, worker, &self.failed)),
+            false => {
+                let reason = VetoReason::of_failure(error.kind());
+                self.failed.push(Exclusion::new(worker.index, reason));
+            }
+        }
         let others = context.served.pool.any_up(leg, &self.failed);
         let stale = error.kind() == ErrorKind::StaleConnection;
         if stale
@@ -62,7 +75,7 @@ impl DecodeAttempts {
             // prefill, or a connection to it was lost, which says nothing about the next
             // connection.
             self.failed.pop();
-        } else if !(others && error.worth_another_worker()) {
+        } else if !(others && (error.worth_another_worker() || fits_elsewhere)) {
             return Err(error);
         }
         self.retry(context, worker, error)

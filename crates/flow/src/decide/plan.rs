@@ -19,7 +19,7 @@ pub struct Facts {
     pub prompt_tokens: Option<u32>,
     /// How the client wants the request answered.
     pub options: Options,
-    /// The longest sequence, in tokens, that the model's engines accept, if they reported it.
+    /// The longest sequence, in tokens, that an engine that decodes accepts, if one has reported it.
     pub context_tokens: Option<u32>,
     /// Whether no prefill worker returns hand-offs for this endpoint, as past replies showed.
     pub no_hand_off: bool,

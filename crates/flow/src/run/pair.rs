@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::context::PromptContext;
 use crate::decide::attempts::DecodeAttempts;
+use crate::decide::context_length::fits_elsewhere;
 use crate::decide::place::{
     LegRules, PlacedLeg, place, record_computed_prompt, record_sent_prompt,
 };
@@ -102,7 +103,8 @@ pub(crate) async fn pair_or_local(
             Err(PairFailure::Prefill(error)) => error,
         };
         prefill.worker.record(Leg::Prefill, Some(&error));
-        if error.fault() == Fault::Client {
+        let fits_elsewhere = fits_elsewhere(&context.served, &prefill.worker, &error);
+        if error.fault() == Fault::Client && !fits_elsewhere {
             return Err(error);
         }
         if let Err(error) = tries.retry_elsewhere(context, &prefill.worker, error) {

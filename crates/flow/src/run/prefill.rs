@@ -11,6 +11,7 @@ use splitrail_engine::usage::EngineUsage;
 
 use crate::context::{Context, PromptContext};
 use crate::decide::attempts::{AttemptFailures, allow_retry, record_retry};
+use crate::decide::context_length::{PREFILL_OUTPUT_TOKENS, fits_elsewhere, not_longer, too_short};
 use crate::decide::place::{
     LegRules, PlacedLeg, place_in_turn, record_computed_prompt, record_sent_prompt,
 };
@@ -66,10 +67,11 @@ impl PrefillAttempts {
         failed_decode: &[Exclusion],
         rules: LegRules<'static>,
     ) -> Self {
-        let context = prompt.context;
+        let PromptContext { context, unit, .. } = prompt;
         let failures = AttemptFailures::new(prompt);
         let left = failures.bound(context.served.config.retries.prefill);
-        let excluded = excluded_from_prefill(&context.served, failed_decode);
+        let mut excluded = excluded_from_prefill(&context.served, failed_decode);
+        excluded.extend(too_short(&context.served, Leg::Prefill, unit, PREFILL_OUTPUT_TOKENS));
         let mut missing = without_hand_offs(&context.served, context.endpoint, Instant::now());
         let lacks = |one: &&Exclusion| one.reason == VetoReason::LacksEndpoint;
         missing.extend(failed_decode.iter().filter(lacks));
@@ -99,7 +101,8 @@ impl PrefillAttempts {
         !any_up(&self.left_out()) && any_up(&self.excluded)
     }
 
-    /// Notes that a worker has failed, not by the client's fault, and allows a further attempt.
+    /// Notes that a worker has failed, not by the client's fault, or that the prompt is too long for it,
+    /// and allows a further attempt.
     ///
     /// # Errors
     /// The worker's error, if another worker would not do better, no other worker is up, or the
@@ -111,15 +114,22 @@ impl PrefillAttempts {
         error: Error,
     ) -> Result<(), Error> {
         self.failures.judge(&context.served, Leg::Prefill, worker, &error);
-        let reason = VetoReason::of_failure(error.kind());
-        self.excluded.push(Exclusion::new(worker.index, reason));
+        let fits_elsewhere = fits_elsewhere(&context.served, worker, &error);
+        match fits_elsewhere {
+            true => self.excluded.extend(not_longer(&context.served, worker, &self.excluded)),
+            false => {
+                let reason = VetoReason::of_failure(error.kind());
+                self.excluded.push(Exclusion::new(worker.index, reason));
+            }
+        }
         let others = context.served.pool.any_up(Leg::Prefill, &self.excluded);
         let same = error.is_of_the_connection();
         if same {
             self.excluded.pop();
         }
-        let worth = self.left > 0 && (others || same) && error.worth_another_worker();
-        if !worth || !allow_retry(context, "prefill", worker, &error) {
+        let worth = error.worth_another_worker() || fits_elsewhere;
+        let may = self.left > 0 && (others || same) && worth;
+        if !may || !allow_retry(context, "prefill", worker, &error) {
             return Err(error);
         }
         self.left -= 1;
@@ -193,7 +203,7 @@ pub(crate) async fn prefill_or_local(
             record_retry(context, "prefill", &placed.worker, &error);
             continue;
         }
-        if error.fault() == Fault::Client {
+        if error.fault() == Fault::Client && !fits_elsewhere(served, &placed.worker, &error) {
             return Err(error);
         }
         if let Err(error) = tries.retry_elsewhere(context, &placed.worker, error) {
@@ -211,6 +221,9 @@ pub(crate) async fn prefill_or_local(
 pub(crate) fn without_prefill(prompt: PromptContext<'_>, last: &Error) -> Result<(), Error> {
     let context = prompt.context;
     if context.served.config.on_no_prefill == OnNoPrefill::Fail {
+        if last.fault() == Fault::Client {
+            return Err(last.clone());
+        }
         let message = format!("every prefill worker failed; the last error: {}", last.message());
         return Err(Error::new(ErrorKind::NoWorker, message));
     }

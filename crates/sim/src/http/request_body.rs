@@ -286,8 +286,8 @@ impl Limits {
         }
         if prompt_tokens >= limit {
             let message = format!(
-                "This model takes {limit} tokens at most, prompt and reply together; \
-                 the prompt alone has {prompt_tokens}."
+                "This model's maximum context length is {limit} tokens, but the prompt alone has \
+                 {prompt_tokens}."
             );
             return Err(ApiError::bad_request("input_tokens", message));
         }
@@ -306,8 +306,8 @@ impl Limits {
         }
         if max_tokens > room {
             let message = format!(
-                "This model takes {limit} tokens at most; {prompt_tokens} of the prompt and \
-                 {max_tokens} of the reply are more."
+                "This model's maximum context length is {limit} tokens; {prompt_tokens} of the prompt \
+                 and {max_tokens} of the reply are more."
             );
             return Err(ApiError::bad_request("max_tokens", message));
         }
