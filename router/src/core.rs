@@ -27,6 +27,7 @@ use splitrail_policy::Leg;
 use splitrail_request_log::access_log::AccessLog;
 use splitrail_request_log::traces::Traces;
 use splitrail_telemetry::Metrics;
+use splitrail_telemetry::clock::unix_ms;
 use tokio::sync::Semaphore;
 
 /// Maximum number of dry runs at the same time.
@@ -98,6 +99,8 @@ pub struct Core {
     /// Whether the router was ready once: workers that join later are not waited for.
     settled: AtomicBool,
     started: Instant,
+    /// When the router started, in seconds since 1970.
+    pub started_unix_s: u64,
 }
 
 impl Core {
@@ -137,6 +140,7 @@ impl Core {
             draining: AtomicBool::new(false),
             settled: AtomicBool::new(false),
             started: Instant::now(),
+            started_unix_s: unix_ms() / 1000,
             cluster,
         }
     }

@@ -12,6 +12,8 @@ pub(crate) mod head;
 pub mod http;
 pub mod identify;
 pub mod listener;
+mod models;
+mod near_path;
 mod pace;
 mod rate_limits;
 mod recorded_socket;

@@ -4,7 +4,7 @@ use http::HeaderMap;
 use http::header::{AUTHORIZATION, HeaderName};
 
 /// The header in which Anthropic's clients send API keys.
-const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+pub(crate) const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// Maximum length of a credential in bytes. A longer one is not valid.
 const CREDENTIAL_MAX_BYTES: usize = 16 << 10;

@@ -1,6 +1,10 @@
 //! Why a credential is refused.
 
+use http::HeaderMap;
+use http::header::AUTHORIZATION;
 use splitrail_api::error::{Error, ErrorKind};
+
+use crate::credential::X_API_KEY;
 
 /// Why a request is refused because of its credential.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,22 +33,36 @@ impl Refusal {
             Self::WrongUse => "wrong_use",
         }
     }
-}
 
-impl From<Refusal> for Error {
-    fn from(refusal: Refusal) -> Self {
-        let (kind, message) = match refusal {
-            Refusal::Missing => (
-                ErrorKind::Unauthenticated,
-                "the request has no credential: send `authorization: Bearer KEY` or `x-api-key: KEY`",
-            ),
-            Refusal::Unknown => (ErrorKind::Unauthenticated, "the API key or token is not valid"),
-            Refusal::Expired => (ErrorKind::Unauthenticated, "the API key or token has expired"),
-            Refusal::NoTenant => {
-                (ErrorKind::NotPermitted, "the credential names no tenant of this router")
-            }
-            Refusal::WrongUse => (ErrorKind::NotPermitted, "the credential is not for this use"),
+    /// The error for the client, which names the header at fault.
+    pub fn to_error(self, headers: &HeaderMap) -> Error {
+        let kind = match self {
+            Self::Missing | Self::Unknown | Self::Expired => ErrorKind::Unauthenticated,
+            Self::NoTenant | Self::WrongUse => ErrorKind::NotPermitted,
         };
-        Self::new(kind, message)
+        let fault = match self {
+            Self::Missing => {
+                let message = "the request has no credential: send `authorization: Bearer KEY` or \
+                               `x-api-key: KEY`";
+                return Error::new(kind, message);
+            }
+            // The names of a client's certificate.
+            _ if !headers.contains_key(AUTHORIZATION) && !headers.contains_key(X_API_KEY) => {
+                return Error::new(kind, "the certificate names no tenant of this router");
+            }
+            Self::Unknown => "is not valid",
+            Self::Expired => "has expired",
+            Self::NoTenant => "names no tenant of this router",
+            Self::WrongUse => "is not for this use",
+        };
+        let message = match (headers.contains_key(AUTHORIZATION), headers.contains_key(X_API_KEY)) {
+            (false, _) => format!("the API key in `x-api-key` {fault}"),
+            (true, false) => format!("the API key or token in `authorization: Bearer` {fault}"),
+            (true, true) => format!(
+                "the API key or token in `authorization: Bearer` {fault}; `x-api-key` counts only \
+                 without that header"
+            ),
+        };
+        Error::new(kind, message)
     }
 }

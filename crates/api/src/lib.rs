@@ -9,6 +9,7 @@ mod list;
 pub mod memory_budget;
 pub mod name;
 mod parts;
+mod plain;
 pub mod request;
 mod responses;
 pub mod sampling;

@@ -7,6 +7,7 @@ use splitrail_engine::json;
 
 use super::json::{JsonObject, Piece};
 use super::list::{self, ListError};
+use super::plain::make_plain;
 use super::sampling::{OutputLimit, Sampling};
 use super::sanitise::RemovedFields;
 use super::{auxiliary, bounds, responses, sanitise};
@@ -247,6 +248,7 @@ impl Inbound {
         let Allowance { limits, work } = allowance;
         let model_name = body.get::<String>("model", "a string")?;
         let opened = opened(model_name.as_deref().unwrap_or_default());
+        make_plain(&mut body);
         bounds::check(&body, limits)?;
         let removed = sanitise::sanitise(&mut body, endpoint, opened)?;
         let model_name = match (model_name, endpoint.names_model()) {

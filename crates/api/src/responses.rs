@@ -32,12 +32,8 @@ pub(super) fn read(body: &mut JsonObject, limits: &Limits) -> Result<Prompt, Err
             return Err(Error::invalid(key, format!("`{key}` is not supported: {ALL}")));
         }
     }
-    // If `store` is missing, the server decides.
-    if body.get::<bool>("store", "true or false")? == Some(true) {
-        let message = "`store: true` is not supported: responses are not kept here. Leave it out, \
-             or send `store: false`";
-        return Err(Error::invalid("store", message));
-    }
+    // Nothing is kept, whatever the client asks for: vLLM does the same without a store.
+    let _asked = body.get::<bool>("store", "true or false")?;
     body.set("store", "false");
     check_length(body, "input", limits)?;
     match body.raw("input") {
@@ -77,7 +73,6 @@ mod tests {
     #[test]
     fn nothing_is_kept_and_what_needs_it_is_refused_by_name() {
         for (members, param) in [
-            (r#""input":"a","store":true"#, "store"),
             (r#""input":"a","background":true"#, "background"),
             (r#""input":"a","previous_response_id":"resp_1""#, "previous_response_id"),
             (r#""input":"a","conversation":{"id":"c"}"#, "conversation"),
@@ -89,7 +84,13 @@ mod tests {
             assert_eq!(error.status(), 400);
             assert!(error.to_openai().contains(&format!("\"param\":\"{param}\"")), "{members}");
         }
-        for said in ["", r#","store":null"#, r#","store":false"#, r#","background":false"#] {
+        for said in [
+            "",
+            r#","store":null"#,
+            r#","store":false"#,
+            r#","store":true"#,
+            r#","background":false"#,
+        ] {
             let mut body = object(&format!(r#""input":[]{said},"previous_response_id":null"#));
             assert!(matches!(read(&mut body, &Limits::default()), Ok(Prompt::Responses)), "{said}");
             assert_eq!(body.raw("store"), Some("false"), "{said}");

@@ -4,6 +4,7 @@ use std::io;
 
 use http::StatusCode;
 use http_body_util::{BodyExt, Limited};
+use serde_json::Value;
 
 use super::engine::Engine;
 use crate::connections::Failure;
@@ -13,6 +14,9 @@ use splitrail_engine::fields::is_router_only;
 
 /// Maximum number of bytes of an error reply, or an error event, that are read for its message.
 const ERROR_BODY_MAX_BYTES: usize = 64 << 10;
+
+/// Maximum number of characters of an engine's message that are passed on.
+const MESSAGE_MAX_CHARS: usize = 2000;
 
 /// The error for a request that got no reply.
 pub(super) fn failure(worker: &dyn Engine, failure: &Failure) -> Error {
@@ -86,7 +90,8 @@ fn rejection(
             let message = format!("worker {} is full (status {status})", worker.id());
             return Error::new(ErrorKind::EngineFull { status, retry_after_s }, message);
         }
-        (404, Some((message, param))) => {
+        // `{"detail": "Not Found"}` is said by the server and not by the engine.
+        (404, Some((message, param))) if message != "Not Found" => {
             let error = Error::new(ErrorKind::EngineLacksModel, message.clone());
             return match param {
                 Some(param) => error.with_param(param.clone()),
@@ -126,7 +131,7 @@ fn rejection(
 pub fn refusal_event(worker: &dyn Engine, event: &[u8]) -> Error {
     let read = Some(event).filter(|event| event.len() <= ERROR_BODY_MAX_BYTES);
     let status = read
-        .and_then(|event| serde_json::from_slice::<serde_json::Value>(event).ok())
+        .and_then(|event| serde_json::from_slice::<Value>(event).ok())
         .and_then(|event| event.get("error").unwrap_or(&event).get("code")?.as_u64())
         .and_then(|code| u16::try_from(code).ok())
         .filter(|code| (400..500).contains(code) || *code == 503);
@@ -136,16 +141,34 @@ pub fn refusal_event(worker: &dyn Engine, event: &[u8]) -> Error {
     }
 }
 
-/// Message and parameter of OpenAI's error shape, nested or (older engines) flat.
+/// Message and parameter of an error reply: OpenAI's error shape, nested or (older engines) flat;
+/// `error` or `detail` as a text; the list of faults of FastAPI; or a text without JSON.
 fn engine_message(body: &[u8]) -> Option<(String, Option<String>)> {
-    const MESSAGE_MAX_CHARS: usize = 2000;
     const PARAM_MAX_CHARS: usize = 256;
-    let value: serde_json::Value = serde_json::from_slice(body).ok()?;
-    let error = value.get("error").unwrap_or(&value);
-    let text = |key, max_chars| -> Option<String> {
-        Some(error.get(key)?.as_str()?.chars().take(max_chars).collect())
+    let Ok(value) = serde_json::from_slice::<Value>(body) else {
+        return Some((plain_text(body)?, None));
     };
-    Some((text("message", MESSAGE_MAX_CHARS)?, text("param", PARAM_MAX_CHARS)))
+    let error = value.get("error").unwrap_or(&value);
+    let text = |key| error.get(key).and_then(Value::as_str);
+    let detail = value.get("detail");
+    let fault = detail.and_then(|faults| faults.get(0));
+    let message = text("message").or(error.as_str()).or(detail.and_then(Value::as_str));
+    let message = message.or_else(|| fault?.get("msg")?.as_str())?;
+    // The first part of a fault's place is the part of the request.
+    let place = || fault?.get("loc")?.get(1)?.as_str();
+    let param = text("param").or_else(place);
+    let beginning = |text: &str, max_chars| text.chars().take(max_chars).collect();
+    Some((
+        beginning(message, MESSAGE_MAX_CHARS),
+        param.map(|param| beginning(param, PARAM_MAX_CHARS)),
+    ))
+}
+
+/// The beginning of a reply that is a text and no markup.
+fn plain_text(body: &[u8]) -> Option<String> {
+    let text = std::str::from_utf8(body).ok()?.trim();
+    let is_message = !text.is_empty() && !text.starts_with(['<', '{', '[']);
+    is_message.then(|| text.chars().take(MESSAGE_MAX_CHARS).collect())
 }
 
 #[cfg(test)]
@@ -158,5 +181,28 @@ mod tests {
             serde_json::json!({"error": {"message": "é".repeat(9000), "param": "p".repeat(9000)}});
         let read = engine_message(body.to_string().as_bytes());
         assert_eq!(read, Some(("é".repeat(2000), Some("p".repeat(256)))));
+    }
+    #[test]
+    fn the_message_of_an_engine_is_read_in_each_form_that_engines_and_their_fronts_use() {
+        const WORDS: &str = "too long";
+        for (body, param) in [
+            (r#"{"error": {"message": "too long", "param": "prompt"}}"#, Some("prompt")),
+            (r#"{"object": "error", "message": "too long", "param": null}"#, None),
+            (r#"{"type": "error", "error": {"message": "too long"}}"#, None),
+            (r#"{"error": "too long", "error_type": "validation"}"#, None),
+            (r#"{"detail": "too long"}"#, None),
+            (r#"{"detail": [{"loc": ["body", "prompt", 0], "msg": "too long"}]}"#, Some("prompt")),
+            (r#"{"detail": [{"loc": ["body"], "msg": "too long"}]}"#, None),
+            ("too long\n", None),
+        ] {
+            let expected = Some((WORDS.to_owned(), param.map(str::to_owned)));
+            assert_eq!(engine_message(body.as_bytes()), expected, "{body}");
+        }
+        for body in
+            ["", " ", "null", "[]", "{}", "{\"a\"", "<html>too long</html>", r#"{"detail": []}"#]
+        {
+            assert_eq!(engine_message(body.as_bytes()), None, "{body}");
+        }
+        assert_eq!(engine_message(b"\xff"), None);
     }
 }

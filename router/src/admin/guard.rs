@@ -46,7 +46,10 @@ pub(super) async fn guard(
     let operator = core.access.load().operator(request.headers(), SystemTime::now());
     let operator = match operator {
         Ok(operator) => operator,
-        Err(refusal) => return reply_error(refused(&core, "admin", peer.ip(), refusal)),
+        Err(refusal) => {
+            let error = refused(&core, "admin", peer.ip(), request.headers(), refusal);
+            return reply_error(error);
+        }
     };
     let role = operator.as_ref().map(|operator| operator.role);
     let serving = core.serving();
@@ -57,7 +60,8 @@ pub(super) async fn guard(
         Err(forbidden) => Some(forbidden.into_response()),
         Ok(()) => check_role(access, role, &request).err().map(|refused_role| match refused_role {
             RoleRefusal::Missing => {
-                reply_error(refused(&core, "admin", peer.ip(), Refusal::Missing))
+                let headers = request.headers();
+                reply_error(refused(&core, "admin", peer.ip(), headers, Refusal::Missing))
             }
             RoleRefusal::ReadOnly => reply_error(Error::new(
                 ErrorKind::NotPermitted,

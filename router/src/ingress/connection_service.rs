@@ -240,7 +240,10 @@ impl Future for ReplyFuture {
         let mut response = ready!(this.routed.poll(context));
         let is_refusal = response.status().is_client_error() || response.status().is_server_error();
         if this.last || this.ends_if_refused && is_refusal {
-            response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            // A reply that names another protocol is a statement about the connection, too.
+            let names_protocol = response.headers().contains_key(UPGRADE);
+            let options = if names_protocol { "close, upgrade" } else { "close" };
+            response.headers_mut().insert(CONNECTION, HeaderValue::from_static(options));
         }
         let active = this.active.take();
         let taken = BodyProgress::of_this_stream();

@@ -1,13 +1,13 @@
 //! The OpenAI API over HTTP. Only the paths listed here exist; the paths of engine requests are
 //! chosen by the router.
 
+use std::borrow::Cow;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::rejection::PathRejection;
-use axum::extract::{ConnectInfo, Extension, Path, Request, State};
+use axum::extract::{ConnectInfo, Extension, Request, State};
 use axum::middleware::{self, Next};
 use axum::response::Response;
 use axum::routing::{any, get};
@@ -15,31 +15,31 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use http::header::{
     ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName,
+    UPGRADE,
 };
-use http::{HeaderValue, Uri};
+use http::{HeaderValue, StatusCode, Uri};
 use http_body_util::Full;
-use serde_json::json;
 use splitrail_engine::dialect::Dialect;
 
 use super::certificate::ClientCertificate;
 use super::connection_service::{Caller, DirectService, OutgoingBody, Routes};
 use super::head::early_reply_ends_connection;
 use super::identify::{Sender, identify};
+use super::models::{list_models, show_model};
+use super::near_path::near_path;
 use super::rate_limits;
-use super::reply::{error_dialect, error_in, health, json_reply, ready, reply_error};
+use super::reply::{error_dialect, error_in, health, ready, reply_error};
 use super::request_body::{BodyBound, BoundedBody};
 use crate::core::Core;
 use crate::service::{Call, Reply, ReplyBody, Scope, count_unplaced, serve};
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::memory_budget::{Charge, MemoryBudget};
-use splitrail_api::request::unknown_model;
 use splitrail_api::shares::ClientShare;
 use splitrail_api::steering::Steering;
 use splitrail_api::unread::UnreadRoom;
 use splitrail_config::model::Limits;
 use splitrail_engine::sse::put_data;
-use splitrail_fleet::{ServedModels, ServedName};
 use splitrail_flow::prepare::Payload;
 use splitrail_request_log::access_log::TenantName;
 use splitrail_request_log::identity::{Identity, X_REQUEST_ID};
@@ -61,7 +61,10 @@ pub fn routes(core: Arc<Core>) -> Routes {
 fn all(core: Arc<Core>) -> Router {
     // `DirectService` answers a POST to these paths; any other method is refused here.
     let post_only = |routes: Router<Arc<Core>>, endpoint: Endpoint| {
-        let refuse = async move |Extension(identity): Extension<Identity>| {
+        let refuse = async move |Extension(identity): Extension<Identity>, headers: HeaderMap| {
+            if asks_for_web_socket(&headers) {
+                return no_web_socket(endpoint, &identity);
+            }
             let error = wrong_method().with_request_id(&identity.request_id);
             let mut reply = error_in(endpoint.dialect(), error);
             reply.headers_mut().insert(ALLOW, HeaderValue::from_static("POST"));
@@ -80,7 +83,7 @@ fn all(core: Arc<Core>) -> Router {
         .route("/health", get(health))
         .route("/ready", get(ready))
         .fallback(async |uri: Uri, Extension(identity): Extension<Identity>| {
-            let error = Error::new(ErrorKind::UnknownPath, "there is no such path");
+            let error = Error::new(ErrorKind::UnknownPath, no_such_path(uri.path()));
             error_in(error_dialect(&uri), error.with_request_id(&identity.request_id))
         })
         .method_not_allowed_fallback(async |uri: Uri, Extension(identity): Extension<Identity>| {
@@ -92,6 +95,27 @@ fn all(core: Arc<Core>) -> Router {
 
 fn wrong_method() -> Error {
     Error::new(ErrorKind::MethodNotAllowed, "the path exists, but not with this method")
+}
+
+fn no_such_path(path: &str) -> Cow<'static, str> {
+    const NONE: &str = "there is no such path";
+    near_path(path).map_or(NONE.into(), |near| format!("{NONE}: did you mean `{near}`?").into())
+}
+
+fn asks_for_web_socket(headers: &HeaderMap) -> bool {
+    headers.get(UPGRADE).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"websocket"))
+}
+
+/// Some clients ask for a WebSocket first, and use HTTP without delay only after a 426.
+fn no_web_socket(endpoint: Endpoint, identity: &Identity) -> Response {
+    let message = "there are no WebSockets here: send the request with POST";
+    let error = Error::new(ErrorKind::MethodNotAllowed, message).with_code("upgrade_required");
+    let mut reply = error_in(endpoint.dialect(), error.with_request_id(&identity.request_id));
+    *reply.status_mut() = StatusCode::UPGRADE_REQUIRED;
+    // RFC 9110, section 15.5.22: the reply names the protocol.
+    let headers = reply.headers_mut();
+    headers.insert(UPGRADE, HeaderValue::from_static("HTTP/1.1"));
+    reply
 }
 
 /// Gives each reply the header with the request's id, so that clients can name the request when
@@ -392,52 +416,6 @@ fn frame(
         None => return Some(Bytes::from_static(b"data: [DONE]\n\n")),
     };
     Some([&lines, ENDS].concat().into())
-}
-
-async fn list_models(
-    State(core): State<Arc<Core>>,
-    Extension(sender): Extension<Sender>,
-) -> Response {
-    let serving = core.serving();
-    let names = serving.names.iter().filter(|(name, _)| sender.may_use(name));
-    let models: Vec<_> =
-        names.map(|(name, named)| describe(&serving, &sender, name, named)).collect();
-    json_reply(json!({"object": "list", "data": models}))
-}
-
-async fn show_model(
-    State(core): State<Arc<Core>>,
-    Extension(sender): Extension<Sender>,
-    id: Result<Path<String>, PathRejection>,
-) -> Response {
-    let Ok(Path(id)) = id else {
-        return reply_error(Error::new(ErrorKind::InvalidRequest, "the path is not valid UTF-8"));
-    };
-    let serving = core.serving();
-    match serving.names.get(&id) {
-        Some(_) if !sender.may_use(&id) => {
-            let message = format!("the tenant may not use the model `{id}`");
-            reply_error(Error::new(ErrorKind::NotPermitted, message).with_param("model"))
-        }
-        Some(named) => json_reply(describe(&serving, &sender, &id, named)),
-        None => {
-            let known = serving.names.keys().filter(|name| sender.may_use(name));
-            let known: Vec<String> = known.cloned().collect();
-            reply_error(unknown_model(&id, &known))
-        }
-    }
-}
-
-/// A model by one of its names. A tenant that may not use the configured name is not told it.
-fn describe(
-    serving: &ServedModels,
-    sender: &Sender,
-    name: &str,
-    named: &ServedName,
-) -> serde_json::Value {
-    let configured = serving.models[named.model].name();
-    let root = if sender.may_use(configured) { configured } else { name };
-    json!({"id": name, "object": "model", "created": 0, "owned_by": "splitrail", "root": root})
 }
 
 #[cfg(test)]

@@ -47,7 +47,7 @@ pub fn identify(
     let certificate = certificate
         .map(|names| CertificateNames { uris: &names.uris, dns_names: &names.dns_names });
     let identified = core.access.load().client(headers, certificate, SystemTime::now());
-    let tenant = identified.map_err(|refusal| refused(core, listener, peer, refusal))?;
+    let tenant = identified.map_err(|refusal| refused(core, listener, peer, headers, refusal))?;
     let share = match &tenant {
         Some(tenant) => Some(tenant.share),
         None => {
@@ -61,8 +61,14 @@ pub fn identify(
 }
 
 /// Counts and records a refused credential; returns the error for the client.
-pub fn refused(core: &Core, listener: &'static str, peer: IpAddr, refusal: Refusal) -> Error {
+pub fn refused(
+    core: &Core,
+    listener: &'static str,
+    peer: IpAddr,
+    headers: &HeaderMap,
+    refusal: Refusal,
+) -> Error {
     core.metrics.refused_credentials.with_label_values(&[listener, refusal.name()]).inc();
     core.audit.refused(listener, peer, refusal.name());
-    refusal.into()
+    refusal.to_error(headers)
 }

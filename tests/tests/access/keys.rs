@@ -50,9 +50,25 @@ async fn a_request_needs_a_valid_key() {
         assert_eq!(listed.status.as_u16(), status, "{}", listed.text());
     }
     assert_eq!(cluster.engine("w0").requests().len(), before, "no engine was asked");
+    let (good, bad) = (bearer(&key), "sr-wrong");
+    let bad_bearer = bearer(bad);
+    for (headers, named) in [
+        (&[("authorization", bad_bearer.as_str())][..], "in `authorization: Bearer` is not valid"),
+        (&[("x-api-key", bad)], "in `x-api-key` is not valid"),
+        (&[("authorization", &bad_bearer), ("x-api-key", &key)], "`x-api-key` counts only without"),
+        (&[("api-key", &key)], "send `authorization: Bearer KEY` or `x-api-key: KEY`"),
+    ] {
+        let reply = cluster.http.post_with(COMPLETIONS, headers, body.to_string()).await;
+        let message = reply.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert!(reply.status == 401 && message.contains(named), "{message}");
+        assert!(!message.contains(bad), "{message}");
+    }
+    let placeholder = [("authorization", good.as_str()), ("x-api-key", bad)];
+    let reply = cluster.http.post_with(COMPLETIONS, &placeholder, body.to_string()).await;
+    assert_eq!(reply.status, 200, "`authorization` has precedence");
     let refused = |reason| cluster.metric("splitrail_refused_credentials_total", reason);
     assert_eq!(refused(&[("listener", "http"), ("reason", "expired")]).await, 2.0);
-    assert_eq!(refused(&[("listener", "http"), ("reason", "missing")]).await, 2.0);
+    assert_eq!(refused(&[("listener", "http"), ("reason", "missing")]).await, 3.0);
 }
 
 #[tokio::test]

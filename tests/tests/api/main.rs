@@ -5,5 +5,7 @@ mod auxiliary;
 mod dialects;
 mod generate;
 mod grpc;
+mod lenience;
+mod lists;
 mod media;
 mod openai;

@@ -88,7 +88,6 @@ async fn anthropic_s_clients_read_the_id_of_each_reply_and_of_each_error() {
 async fn requests_that_need_a_stored_response_are_refused_before_any_engine() {
     let mut trial = Trial::start(Spec::default()).await;
     for (member, value) in [
-        ("store", json!(true)),
         ("background", json!(true)),
         ("previous_response_id", json!("resp_1")),
         ("conversation", json!("conv_1")),
@@ -101,7 +100,7 @@ async fn requests_that_need_a_stored_response_are_refused_before_any_engine() {
         assert!(error["message"].as_str().unwrap().contains("not"), "{error}");
     }
     assert_eq!(trial.counts(["p0", "p1", "d0", "d1"]), [0; 4]);
-    for said in [json!(null), json!(false)] {
+    for said in [json!(null), json!(false), json!(true)] {
         let mut body = request(RESPONSES, "hello", 5);
         body["store"] = said;
         assert_eq!(trial.post("ok", RESPONSES, &body).await.status, 200);
