@@ -74,24 +74,25 @@ pub(super) async fn refusal(
 ) -> Error {
     let status = status.as_u16();
     let body = Limited::new(body, ERROR_BODY_MAX_BYTES).collect().await;
-    let engine_error = body.ok().and_then(|body| engine_message(&body.to_bytes()));
-    rejection(worker, status, retry_after_s, engine_error).of_reply()
+    let body = body.map(|body| body.to_bytes()).unwrap_or_default();
+    rejection(worker, status, retry_after_s, &body).of_reply()
 }
 
 fn rejection(
     worker: &dyn Engine,
     status: u16,
     retry_after_s: Option<u32>,
-    engine_error: Option<(String, Option<String>)>,
+    body: &[u8],
 ) -> Error {
+    let engine_error = engine_message(body);
     match (status, &engine_error) {
         (429 | 503, _) => {
             let retry_after_s = retry_after_s.unwrap_or(RETRY_AFTER_S);
             let message = format!("worker {} is full (status {status})", worker.id());
             return Error::new(ErrorKind::EngineFull { status, retry_after_s }, message);
         }
-        // `{"detail": "Not Found"}` is said by the server and not by the engine.
-        (404, Some((message, param))) if message != "Not Found" => {
+        // Without an error object, the server says that there is no such path.
+        (404, Some((message, param))) if is_error_object(body) => {
             let error = Error::new(ErrorKind::EngineLacksModel, message.clone());
             return match param {
                 Some(param) => error.with_param(param.clone()),
@@ -136,7 +137,7 @@ pub fn refusal_event(worker: &dyn Engine, event: &[u8]) -> Error {
         .and_then(|code| u16::try_from(code).ok())
         .filter(|code| (400..500).contains(code) || *code == 503);
     match status {
-        Some(status) => rejection(worker, status, None, engine_message(event)).of_reply(),
+        Some(status) => rejection(worker, status, None, event).of_reply(),
         None => Error::engine(worker.id(), "answered with an error event").of_reply(),
     }
 }
@@ -164,6 +165,12 @@ fn engine_message(body: &[u8]) -> Option<(String, Option<String>)> {
     ))
 }
 
+/// Whether a reply is an error of OpenAI's shape, and not one of the server in front of the engine.
+fn is_error_object(body: &[u8]) -> bool {
+    serde_json::from_slice::<Value>(body)
+        .is_ok_and(|value| value.get("error").is_some() || value["object"] == "error")
+}
+
 /// The beginning of a reply that is a text and no markup.
 fn plain_text(body: &[u8]) -> Option<String> {
     let text = std::str::from_utf8(body).ok()?.trim();
@@ -182,6 +189,7 @@ mod tests {
         let read = engine_message(body.to_string().as_bytes());
         assert_eq!(read, Some(("é".repeat(2000), Some("p".repeat(256)))));
     }
+
     #[test]
     fn the_message_of_an_engine_is_read_in_each_form_that_engines_and_their_fronts_use() {
         const WORDS: &str = "too long";
