@@ -78,12 +78,7 @@ pub(super) async fn refusal(
     rejection(worker, status, retry_after_s, &body).of_reply()
 }
 
-fn rejection(
-    worker: &dyn Engine,
-    status: u16,
-    retry_after_s: Option<u32>,
-    body: &[u8],
-) -> Error {
+fn rejection(worker: &dyn Engine, status: u16, retry_after_s: Option<u32>, body: &[u8]) -> Error {
     let engine_error = engine_message(body);
     match (status, &engine_error) {
         (429 | 503, _) => {

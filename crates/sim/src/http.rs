@@ -240,7 +240,8 @@ fn parse(body: &[u8]) -> Result<Value, ApiError> {
 }
 
 async fn health(State(app): Shared) -> StatusCode {
-    match app.ranks.iter().any(|engine| engine.core().dead) {
+    let is_dead = app.faults.is_active("dead_core");
+    match is_dead || app.ranks.iter().any(|engine| engine.core().dead) {
         true => StatusCode::SERVICE_UNAVAILABLE,
         false => StatusCode::OK,
     }

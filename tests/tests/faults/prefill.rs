@@ -26,7 +26,7 @@ fn failures() -> Vec<FaultKind> {
         FaultKind::Status { status: 500 },
         FaultKind::Status { status: 502 },
         FaultKind::Status { status: 504 },
-        FaultKind::Status { status: 401 },
+        FaultKind::Status { status: 407 },
         FaultKind::Reset,
         FaultKind::TruncatedBody,
         FaultKind::DieMidStream { after_chunks: 0 },

@@ -116,6 +116,9 @@ fn render(app: &App) -> String {
     page.load("vllm:kv_cache_usage_perc", "KV cache usage, 1 is full.", |state| {
         state.blocks_used as f64 / state.blocks_total as f64
     });
+    let is_awake = f64::from(!app.faults.is_active("asleep"));
+    page.family("vllm:engine_sleep_state", "gauge", "Whether the engine is awake.");
+    page.sample("vllm:engine_sleep_state", ",sleep_state=\"awake\"", |_| is_awake);
     page.one("vllm:num_preemptions_total", "counter", "Preemptions.", |_| 0.0);
     // An engine has the metrics of its connector only.
     let has_connector = config.connector != KvConnector::None;
