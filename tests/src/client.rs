@@ -210,14 +210,25 @@ pub struct Events {
 }
 
 impl Events {
-    /// The next event's data (`[DONE]` included); `None` when the connection ends.
+    /// The next event's data (`[DONE]` included); `None` when the connection ends. Comments are
+    /// skipped.
     pub async fn next(&mut self) -> Option<String> {
+        loop {
+            let lines = self.next_lines().await?;
+            if !lines.starts_with(':') {
+                return Some(lines.strip_prefix("data: ").expect("data").to_owned());
+            }
+        }
+    }
+
+    /// The lines of the next event or comment; `None` when the connection ends.
+    pub async fn next_lines(&mut self) -> Option<String> {
         loop {
             let text = String::from_utf8_lossy(&self.buffer).into_owned();
             if let Some(end) = text.find("\n\n") {
                 let event = self.buffer.split_to(end + 2);
                 let event = String::from_utf8_lossy(&event).into_owned();
-                return Some(event.trim_end().strip_prefix("data: ").expect("data").to_owned());
+                return Some(event.trim_end().to_owned());
             }
             let frame = tokio::time::timeout(PATIENCE, self.body.frame()).await;
             match frame.expect("an event in time") {

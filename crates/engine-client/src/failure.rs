@@ -122,7 +122,7 @@ fn rejection(worker: &dyn Engine, status: u16, retry_after_s: Option<u32>, body:
 }
 
 /// The error for an error event in place of a stream's first chunk: engines that send their headers
-/// early put the status into that event. Of a longer event than an error reply may be, nothing is
+/// early put the status into that event, whose error is nested or flat. Of a longer event than an error reply may be, nothing is
 /// read.
 pub fn refusal_event(worker: &dyn Engine, event: &[u8]) -> Error {
     let read = Some(event).filter(|event| event.len() <= ERROR_BODY_MAX_BYTES);

@@ -9,9 +9,14 @@ use bytes::{BufMut, Bytes, BytesMut};
 pub enum Piece {
     /// The data of one event, or all its lines if events have names.
     Data(Bytes),
+    /// A comment, which keeps the connection open: one line that begins with `:`.
+    Comment(Bytes),
     /// `[DONE]`: the reply is complete.
     Done,
 }
+
+/// Maximum number of bytes of a comment; of a longer one, only the colon is left.
+const COMMENT_MAX_BYTES: usize = 256;
 
 /// Maximum number of bytes of comments, blank lines and events without data between two events.
 /// Engines and proxies send a comment of some bytes every few seconds to keep a connection open.
@@ -58,13 +63,18 @@ impl Splitter {
         self.buffer.extend_from_slice(bytes);
     }
 
+    /// Notes that no further bytes follow: the last event is complete, even without a blank line.
+    pub fn end(&mut self) {
+        self.buffer.extend_from_slice(b"\n\n");
+    }
+
     /// The number of pushed bytes that were not returned yet.
     pub fn held_bytes(&self) -> usize {
         self.buffer.len()
     }
 
-    /// The next complete event, if there is one. Comments between events are skipped. If events
-    /// have no names, fields other than `data` are skipped too.
+    /// The next complete event or comment, if there is one. If events have no names, fields other
+    /// than `data` are skipped, and so are comments within an event.
     ///
     /// # Errors
     /// If an event is longer than the bound, there are too many comments before it, or it is
@@ -90,6 +100,9 @@ impl Splitter {
                 if self.passed > PASSED_MAX_BYTES {
                     return Err(SseError::Comments);
                 }
+                if let Some(comment) = comment_of(&event) {
+                    return Ok(Some(Piece::Comment(comment)));
+                }
                 continue;
             };
             self.passed = 0;
@@ -107,6 +120,15 @@ impl Splitter {
             return Ok(Some(Piece::Data(data)));
         }
     }
+}
+
+/// The first comment among the lines of something without data. It ends before a carriage return,
+/// where clients end a line as well.
+fn comment_of(event: &Bytes) -> Option<Bytes> {
+    let mut lines = event.split(|byte| matches!(byte, b'\n' | b'\r'));
+    let comment = lines.find(|line| line.starts_with(b":"))?;
+    let fits = comment.len() <= COMMENT_MAX_BYTES && std::str::from_utf8(comment).is_ok();
+    Some(event.slice_ref(if fits { comment } else { &comment[..1] }))
 }
 
 /// Whether a carriage return stands elsewhere than at the end of a line. The line feed after the
@@ -211,17 +233,19 @@ mod tests {
             b": ping\n\ndata: {\"a\":1}\r\n\r\nevent: x\ndata:1\ndata: 2\n\ndata: [DONE]\n\n",
         ]);
         let data = |text: &'static str| Piece::Data(Bytes::from_static(text.as_bytes()));
-        assert_eq!(pieces, [data("{\"a\":1}"), data("1\n2"), Piece::Done]);
+        let ping = Piece::Comment(Bytes::from_static(b": ping"));
+        assert_eq!(pieces, [ping, data("{\"a\":1}"), data("1\n2"), Piece::Done]);
     }
 
     #[test]
-    fn whole_events_keep_their_names_and_comments_alone_are_none() {
+    fn whole_events_keep_their_names_and_comments_stand_alone() {
         let mut splitter = Splitter::of_whole_events(1 << 10);
         splitter.push(
             b": ping\n\nevent: a\nid: 1\ndata: {}\n\nevent: b\r\ndata: 2\r\n\r\ndata: [DONE]\n\n",
         );
         let mut next = || splitter.next_piece().unwrap().unwrap();
         let data = |text: &'static str| Piece::Data(Bytes::from_static(text.as_bytes()));
+        assert_eq!(next(), Piece::Comment(Bytes::from_static(b": ping")));
         assert_eq!(next(), data("event: a\nid: 1\ndata: {}"));
         assert_eq!(next(), data("event: b\r\ndata: 2\r"));
         assert_eq!(next(), Piece::Done);
@@ -256,6 +280,37 @@ mod tests {
     }
 
     #[test]
+    fn a_comment_is_one_short_line() {
+        let long = format!(": {}\n\n", "x".repeat(COMMENT_MAX_BYTES));
+        for (bytes, comment) in [
+            (": keep-alive\r\n\r\n", Some(": keep-alive")),
+            ("retry: 3000\n: a\n: b\n\n", Some(": a")),
+            (": a\rdata: {}\n\n", Some(": a")),
+            (&long, Some(":")),
+            ("retry: 3000\nid: 7\n\n", None),
+        ] {
+            let comment = comment.map(|text| Piece::Comment(Bytes::from_static(text.as_bytes())));
+            assert_eq!(all(&[bytes.as_bytes()]), Vec::from_iter(comment), "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn the_last_event_needs_no_blank_line() {
+        let data = |text: &'static str| Piece::Data(Bytes::from_static(text.as_bytes()));
+        for (bytes, pieces) in [
+            ("data: 1\n\ndata: [DONE]", vec![data("1"), Piece::Done]),
+            ("data: 1\r\n", vec![data("1")]),
+            ("data: 1\n\n", vec![data("1")]),
+        ] {
+            let mut splitter = Splitter::new(100);
+            splitter.push(bytes.as_bytes());
+            splitter.end();
+            let read = std::iter::from_fn(|| splitter.next_piece().unwrap());
+            assert_eq!(read.collect::<Vec<_>>(), pieces, "{bytes:?}");
+        }
+    }
+
+    #[test]
     fn an_endless_event_is_refused() {
         let mut splitter = Splitter::new(100);
         // An event of exactly the maximum length, and the blank line after it.
@@ -264,20 +319,27 @@ mod tests {
     }
 
     #[test]
-    fn comments_are_passed_over_but_not_without_end() {
+    fn comments_are_passed_on_but_not_without_end() {
         for filler in [": ping\n\n", "\n\n", "event: x\n\n", ": ping\r\n\r\n"] {
             let mut splitter = Splitter::new(1 << 20);
             let few = filler.repeat(PASSED_MAX_BYTES / filler.len());
+            let mut next = |bytes: &[u8]| {
+                splitter.push(bytes);
+                loop {
+                    match splitter.next_piece() {
+                        Ok(Some(Piece::Comment(_))) => {}
+                        other => return other,
+                    }
+                }
+            };
             for _ in 0..3 {
-                splitter.push(few.as_bytes());
-                splitter.push(b"data: x\n\n");
+                assert_eq!(next(few.as_bytes()), Ok(None), "{filler:?}");
                 let event = Piece::Data(Bytes::from_static(b"x"));
-                assert_eq!(splitter.next_piece(), Ok(Some(event)), "{filler:?}");
+                assert_eq!(next(b"data: x\n\n"), Ok(Some(event)), "{filler:?}");
             }
-            splitter.push(few.as_bytes());
-            assert_eq!(splitter.next_piece(), Ok(None), "{filler:?}");
-            splitter.push([filler; 2].concat().as_bytes());
-            assert_eq!(splitter.next_piece(), Err(SseError::Comments), "{filler:?}");
+            assert_eq!(next(few.as_bytes()), Ok(None), "{filler:?}");
+            let more = [filler; 2].concat();
+            assert_eq!(next(more.as_bytes()), Err(SseError::Comments), "{filler:?}");
         }
     }
 

@@ -40,8 +40,7 @@ pub fn begun(data: &[u8], max: usize) -> Vec<u64> {
     let mut begun = Vec::new();
     let is_read = each_in(data, |choice: ChunkChoice<'_>| {
         if begun.len() < max && choice.has_output() {
-            let index = choice.index.and_then(|index| index.get().parse().ok());
-            begun.push(index.unwrap_or(0));
+            begun.push(choice.index());
         }
     });
     if is_read { begun } else { Vec::new() }
@@ -74,11 +73,54 @@ pub fn each<'a, C: Deserialize<'a>>(raw: &'a str, visit: impl FnMut(C)) -> Optio
     serde_json::Deserializer::from_str(raw).deserialize_seq(Each(visit, PhantomData)).ok()
 }
 
-/// The number of tokens in the choices of an event: their token ids, or one for each with output.
-pub fn tokens(choices: &str) -> u32 {
-    let mut tokens = 0;
-    let _ = each(choices, |choice: ChunkChoice<'_>| tokens += choice.tokens());
-    tokens
+/// What the choices of an event say.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct ReadChoices {
+    /// The number of tokens: their token ids, or one for each choice with output.
+    pub tokens: u32,
+    /// The indices of the choices that end.
+    pub ended: Vec<u64>,
+    /// Why the engine gave a choice up, if it did.
+    pub failure: Option<Failure>,
+}
+
+/// Why an engine gave a reply up, which is no end of a reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// It met an error.
+    Error,
+    /// It aborted the request: it was paused or put to sleep, or somebody aborted the request there.
+    Abort,
+}
+
+impl Failure {
+    /// The failure that a finish reason stands for.
+    pub fn of_reason(reason: &str) -> Option<Self> {
+        match reason {
+            "error" => Some(Self::Error),
+            "abort" => Some(Self::Abort),
+            _ => None,
+        }
+    }
+}
+
+impl ReadChoices {
+    /// Reads the choices of an event or of a whole reply, up to the first that is none.
+    pub fn read(choices: &str) -> Self {
+        let mut read = Self::default();
+        let _ = each(choices, |choice: ChunkChoice<'_>| read.add(&choice));
+        read
+    }
+
+    fn add(&mut self, choice: &ChunkChoice<'_>) {
+        self.tokens += choice.tokens();
+        let Some(reason) = choice.finish_reason.filter(|raw| is_something(raw.get())) else {
+            return;
+        };
+        self.ended.push(choice.index());
+        let reason = json::string(reason.get());
+        self.failure = self.failure.or_else(|| Failure::of_reason(&reason?));
+    }
 }
 
 /// The members that show whether a request runs. Their values may be of any type.
@@ -97,6 +139,10 @@ struct ChunkChoice<'a> {
 }
 
 impl ChunkChoice<'_> {
+    fn index(&self) -> u64 {
+        self.index.and_then(|index| index.get().parse().ok()).unwrap_or(0)
+    }
+
     fn tokens(&self) -> u32 {
         match self.token_ids.map_or("null", RawValue::get) {
             "null" => self.has_output().into(),
@@ -159,7 +205,30 @@ mod tests {
             ("[]", 0),
             ("7", 0),
         ] {
-            assert_eq!(tokens(choices), expected, "{choices}");
+            assert_eq!(ReadChoices::read(choices).tokens, expected, "{choices}");
+        }
+    }
+
+    #[test]
+    fn a_choice_ends_with_a_reason_and_some_reasons_are_failures() {
+        for (choices, ended, failure) in [
+            (
+                r#"[{"index":1,"finish_reason":"stop"},{"index":0,"finish_reason":null}]"#,
+                vec![1],
+                None,
+            ),
+            (r#"[{"finish_reason":"length"}]"#, vec![0], None),
+            (r#"[{"index":0,"finish_reason":""}]"#, vec![], None),
+            (r#"[{"index":2,"text":"abort"}]"#, vec![], None),
+            (r#"[{"index":2,"finish_reason":"\u0061bort"}]"#, vec![2], Some(Failure::Abort)),
+            (
+                r#"[{"index":0,"finish_reason":"stop"},{"index":1,"finish_reason":"error"}]"#,
+                vec![0, 1],
+                Some(Failure::Error),
+            ),
+        ] {
+            let read = ReadChoices::read(choices);
+            assert_eq!((read.ended, read.failure), (ended, failure), "{choices}");
         }
     }
 

@@ -10,22 +10,29 @@ use splitrail_engine::dialect::Dialect;
 use splitrail_engine::json;
 use splitrail_engine::usage::EngineUsage;
 
-use super::choices::{self, each};
+use super::choices::{Failure, ReadChoices, each};
 use splitrail_api::JsonObject;
 use splitrail_engine::sse;
 
 /// What the router reads in an event.
 #[derive(Default)]
 pub struct Chunk<'a> {
-    /// Whether the event is an error of the engine.
-    pub is_error: bool,
+    /// Why the engine gives the reply up with this event, if it does.
+    pub failure: Option<Failure>,
     /// Whether the event has no part of the reply: engines send such events before they run a
     /// request.
     pub only_opens: bool,
     /// The number of generated tokens; 1 for an event with output that does not name them.
     pub tokens: u32,
+    /// The indices of the choices that end with this event.
+    pub ended: Vec<u64>,
     /// Whether no event follows, apart from `[DONE]`.
     pub is_last: bool,
+    /// Whether the event only keeps the connection open.
+    pub is_ping: bool,
+    /// Whether a message ends with this event for no reason. If nothing came before, the engine has
+    /// aborted it.
+    pub lacks_reason: bool,
     /// The usage, which is rewritten for the client.
     pub usage: Option<Usage<'a>>,
     /// The usage in an event with a part of the reply: a running total, which is that of the whole
@@ -53,9 +60,16 @@ struct EventMembers<'a> {
     usage: Option<&'a str>,
     choices: Option<&'a str>,
     message: Option<&'a str>,
+    delta: Option<&'a str>,
     response: Option<&'a str>,
     hand_off: Option<&'a str>,
 }
+
+/// The `object` of an error whose members are not in an object of their own.
+const FLAT_ERROR: &str = "\"error\"";
+
+/// The `status` of a response that the engine has aborted.
+const CANCELLED: &str = "\"cancelled\"";
 
 /// The member that says where KV blocks are.
 const HAND_OFF: &str = "kv_transfer_params";
@@ -63,16 +77,22 @@ const HAND_OFF: &str = "kv_transfer_params";
 impl<'a> EventMembers<'a> {
     fn read(dialect: Dialect, data: &'a [u8]) -> Option<Self> {
         if dialect.names_events() {
-            let names = ["type", "error", "usage", "message", "response", HAND_OFF];
-            let [name, error, usage, message, response, hand_off] =
+            let names = ["type", "error", "usage", "message", "delta", "response", HAND_OFF];
+            let [name, error, usage, message, delta, response, hand_off] =
                 json::pick_from_slice(data, names).ok()?;
             let name = name.map_or(Some(Cow::default()), json::string)?;
-            Some(Self { name, error, usage, message, response, hand_off, choices: None })
+            Some(Self { name, error, usage, message, delta, response, hand_off, choices: None })
         } else {
-            let names = ["error", "usage", "choices", HAND_OFF];
-            let [error, usage, choices, hand_off] = json::pick_from_slice(data, names).ok()?;
+            let names = ["error", "usage", "choices", "object", HAND_OFF];
+            let [error, usage, choices, object, hand_off] =
+                json::pick_from_slice(data, names).ok()?;
+            let error = error.or_else(|| object.filter(|object| *object == FLAT_ERROR));
             Some(Self { error, usage, choices, hand_off, ..Self::default() })
         }
+    }
+
+    fn failure(&self) -> Option<Failure> {
+        self.error.map(|_| Failure::Error)
     }
 
     fn has_choices(&self) -> bool {
@@ -80,10 +100,10 @@ impl<'a> EventMembers<'a> {
     }
 }
 
-/// The usage of an object in an event, and whether the object says where KV blocks are.
-fn held(holder: Option<&str>) -> (Option<&str>, bool) {
-    let picked = holder.and_then(|holder| json::pick(holder, ["usage", HAND_OFF]).ok());
-    picked.map_or((None, false), |[usage, hand_off]| (usage, hand_off.is_some()))
+/// The members of an object in an event; none if it is no object.
+fn held<'a, const N: usize>(holder: Option<&'a str>, names: [&str; N]) -> [Option<&'a str>; N] {
+    let picked = holder.and_then(|holder| json::pick(holder, names).ok());
+    picked.unwrap_or([None; N])
 }
 
 impl<'a> Chunk<'a> {
@@ -100,9 +120,11 @@ impl<'a> Chunk<'a> {
                 };
                 let usage = usage.map(|raw| Usage { raw, is_final: true });
                 let has_hand_off = event.hand_off.is_some();
-                let is_error = event.error.is_some();
-                let tokens = event.choices.map_or(0, choices::tokens);
-                Self { is_error, usage, running_total, has_hand_off, tokens, ..Self::default() }
+                let read = event.choices.map(ReadChoices::read).unwrap_or_default();
+                let ReadChoices { tokens, ended, failure } = read;
+                let failure = event.failure().or(failure);
+                let chunk = Self { failure, usage, running_total, ended, ..Self::default() };
+                Self { tokens, has_hand_off, ..chunk }
             }
             Dialect::Responses => Self::of_response(&event),
             Dialect::Messages => Self::of_message(&event),
@@ -112,10 +134,13 @@ impl<'a> Chunk<'a> {
     fn of_response(event: &EventMembers<'a>) -> Self {
         let name = &*event.name;
         let is_last = matches!(name, "response.completed" | "response.incomplete");
-        let (usage, has_hand_off) = held(event.response);
+        let fails = matches!(name, "error" | "response.failed");
+        let [usage, status, hand_off] = held(event.response, ["usage", "status", HAND_OFF]);
+        let aborts = is_last && status == Some(CANCELLED);
+        let failure = event.failure().or(fails.then_some(Failure::Error));
         let usage = usage.filter(|_| is_last);
         Self {
-            is_error: event.error.is_some() || matches!(name, "error" | "response.failed"),
+            failure: failure.or(aborts.then_some(Failure::Abort)),
             only_opens: matches!(
                 name,
                 "response.created" | "response.queued" | "response.in_progress"
@@ -123,27 +148,31 @@ impl<'a> Chunk<'a> {
             tokens: name.ends_with(".delta").into(),
             is_last,
             usage: usage.map(|raw| Usage { raw, is_final: true }),
-            running_total: None,
-            has_hand_off: has_hand_off || event.hand_off.is_some(),
+            has_hand_off: hand_off.is_some() || event.hand_off.is_some(),
+            ..Self::default()
         }
     }
 
     fn of_message(event: &EventMembers<'a>) -> Self {
         let name = &*event.name;
-        let (of_message, is_in_message) = held(event.message);
+        let [of_message, hand_off] = held(event.message, ["usage", HAND_OFF]);
+        let ends = name == "message_delta";
+        let [stop_reason] = held(event.delta.filter(|_| ends), ["stop_reason"]);
         let usage = match name {
             "message_start" => of_message.map(|raw| Usage { raw, is_final: false }),
             "message_delta" => event.usage.map(|raw| Usage { raw, is_final: true }),
             _ => None,
         };
         Self {
-            is_error: event.error.is_some() || name == "error",
+            failure: event.failure().or((name == "error").then_some(Failure::Error)),
             only_opens: matches!(name, "message_start" | "ping"),
             tokens: (name == "content_block_delta").into(),
             is_last: name == "message_stop",
+            is_ping: name == "ping",
+            lacks_reason: ends && stop_reason.is_none(),
             usage,
-            running_total: None,
-            has_hand_off: event.hand_off.is_some() || is_in_message,
+            has_hand_off: event.hand_off.is_some() || hand_off.is_some(),
+            ..Self::default()
         }
     }
 }
@@ -226,6 +255,23 @@ fn edit_event(
     Some(if dialect.names_events() { sse::with_data(event, &data) } else { data })
 }
 
+/// Why the engine gave up a reply that is whole, although its status is that of a good one.
+pub fn failure_of(dialect: Dialect, reply: &JsonObject) -> Option<Failure> {
+    let said = |key| reply.raw(key).filter(|raw| *raw != "null");
+    if said("error").is_some() || said("object") == Some(FLAT_ERROR) {
+        return Some(Failure::Error);
+    }
+    match dialect {
+        Dialect::Chunks => ReadChoices::read(said("choices")?).failure,
+        Dialect::Responses => (said("status") == Some(CANCELLED)).then_some(Failure::Abort),
+        // A message has no word for it: its reason is left out.
+        Dialect::Messages => {
+            let is_empty = said("content").is_some_and(|raw| raw == "[]");
+            (is_empty && said("stop_reason").is_none()).then_some(Failure::Abort)
+        }
+    }
+}
+
 /// Whether the reply of a prefill leg ended with its first token by itself. An engine returns a
 /// hand-off only for a reply that was cut off by its length limit.
 pub fn ended(dialect: Dialect, reply: &JsonObject) -> bool {
@@ -295,8 +341,8 @@ mod tests {
 
     #[test]
     fn a_type_counts_only_where_events_are_named_and_may_be_escaped() {
-        assert!(read(Dialect::Chunks, r#"{"error":{},"type":7}"#).is_error);
-        assert!(!read(Dialect::Chunks, r#"{"type":"error"}"#).is_error);
+        assert!(read(Dialect::Chunks, r#"{"error":{},"type":7}"#).failure.is_some());
+        assert!(read(Dialect::Chunks, r#"{"type":"error"}"#).failure.is_none());
         assert!(read(Dialect::Messages, r#"{"type":"m\u0065ssage_stop"}"#).is_last);
         assert!(!read(Dialect::Messages, r#"{"type":null}"#).is_last);
         for data in [r#"{"type":7}"#, r#"["message_stop"]"#, r#"{"type":"ping","type":"ping"}"#] {
@@ -358,8 +404,50 @@ mod tests {
             (Dialect::Responses, r#"{"type":"response.failed","response":{}}"#),
             (Dialect::Messages, r#"{"type":"error","error":{"message":"x"}}"#),
             (Dialect::Chunks, r#"{"error":{"message":"x"}}"#),
+            (Dialect::Chunks, r#"{"object":"error","message":"x"}"#),
+            (Dialect::Chunks, r#"{"choices":[{"finish_reason":"error"}]}"#),
         ] {
-            assert!(read(dialect, data).is_error, "{data}");
+            assert_eq!(read(dialect, data).failure, Some(Failure::Error), "{data}");
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_stream_can_say_that_the_engine_gave_it_up() {
+        let completed = r#"{"type":"response.completed","response":{"status":"cancelled"}}"#;
+        assert_eq!(read(Dialect::Responses, completed).failure, Some(Failure::Abort));
+        for (data, lacks_reason) in [
+            (r#"{"type":"message_delta","delta":{"stop_reason":null},"usage":{}}"#, true),
+            (r#"{"type":"message_delta","delta":{"stop_reason":"end_turn"}}"#, false),
+            (r#"{"type":"content_block_delta","delta":{"text":"a"}}"#, false),
+        ] {
+            assert_eq!(read(Dialect::Messages, data).lacks_reason, lacks_reason, "{data}");
+        }
+    }
+
+    #[test]
+    fn a_whole_reply_can_say_that_the_engine_gave_it_up() {
+        for (reply, failure) in [
+            (r#"{"choices":[{"finish_reason":"abort"}]}"#, Some(Failure::Abort)),
+            (r#"{"choices":[{"finish_reason":"error"}]}"#, Some(Failure::Error)),
+            (r#"{"object":"error","message":"x"}"#, Some(Failure::Error)),
+            (r#"{"error":{"message":"x"}}"#, Some(Failure::Error)),
+            (
+                r#"{"object":"chat.completion","error":null,"choices":[{"finish_reason":"stop"}]}"#,
+                None,
+            ),
+        ] {
+            let object = JsonObject::parse_str(reply).unwrap();
+            assert_eq!(failure_of(Dialect::Chunks, &object), failure, "{reply}");
+        }
+        for (dialect, reply, aborted) in [
+            (Dialect::Responses, r#"{"status":"cancelled","output":[]}"#, true),
+            (Dialect::Responses, r#"{"status":"incomplete","error":null}"#, false),
+            (Dialect::Messages, r#"{"content":[],"usage":{}}"#, true),
+            (Dialect::Messages, r#"{"content":[],"stop_reason":"end_turn"}"#, false),
+            (Dialect::Messages, r#"{"content":[{"type":"text","text":"a"}]}"#, false),
+        ] {
+            let object = JsonObject::parse_str(reply).unwrap();
+            assert_eq!(failure_of(dialect, &object).is_some(), aborted, "{reply}");
         }
     }
 

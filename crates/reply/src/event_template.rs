@@ -32,7 +32,8 @@ impl EventTemplate {
         rest.and_then(|rest| rest.strip_suffix(behind)).is_some_and(is_plain)
     }
 
-    /// Remembers a parsed event that has neither an error nor usage, and its number of tokens.
+    /// Remembers a parsed event that has neither an error nor usage nor the end of a choice, and its
+    /// number of tokens.
     pub fn learn(&mut self, event: &[u8], tokens: u32) {
         if event.len() > MAX_BYTES || self.misses > MISSES_MAX {
             return;
@@ -138,7 +139,7 @@ mod tests {
             for event in &events {
                 let read = Chunk::read(Dialect::Chunks, event.as_bytes());
                 let is_plain = read.is_some_and(|read| {
-                    !read.is_error && read.usage.is_none() && read.running_total.is_none()
+                    read.failure.is_none() && read.usage.is_none() && read.running_total.is_none()
                 });
                 if template.covers(event.as_bytes()) {
                     prop_assert!(is_plain, "{:?}", events);

@@ -14,7 +14,8 @@ use super::choices::each;
 use splitrail_api::JsonObject;
 use splitrail_api::error::{Error, ErrorKind};
 
-/// A stream of events for a client; an error is its last item.
+/// A stream of events for a client; an error is its last item. Items that begin with `:` are comments
+/// between events, which only keep the connection open.
 pub type Events = Pin<Box<dyn Stream<Item = Result<Bytes, Error>> + Send>>;
 
 /// The positions of the replies' choices in the merged reply.

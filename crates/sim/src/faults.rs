@@ -52,6 +52,14 @@ pub enum FaultKind {
         /// Number of chunks before the cut.
         after_chunks: usize,
     },
+    /// The engine gives the reply up after so many tokens, as if it were paused: the finish reason is
+    /// `abort`, and there is no hand-off.
+    Abort {
+        /// Number of tokens before the end.
+        after_tokens: usize,
+    },
+    /// A stream of chunks ends without `[DONE]`, as HTTP ends a body.
+    NoDone,
     /// Half of the JSON body, with a matching content length.
     TruncatedBody,
     /// The reply is delayed.
@@ -121,6 +129,8 @@ impl FaultKind {
             Self::Full { .. } => "full",
             Self::Poison { .. } => "poison",
             Self::DieMidStream { .. } => "die_mid_stream",
+            Self::Abort { .. } => "abort",
+            Self::NoDone => "no_done",
             Self::TruncatedBody => "truncated_body",
             Self::SlowFirstByte { .. } => "slow_first_byte",
             Self::NoHandOff => "no_hand_off",
@@ -150,6 +160,8 @@ pub(crate) struct RequestFaults {
     /// The value of `retry-after` of a full engine.
     pub(crate) full: Option<u32>,
     pub(crate) die_after_chunks: Option<usize>,
+    pub(crate) abort_after_tokens: Option<usize>,
+    pub(crate) no_done: bool,
     pub(crate) truncate: bool,
     pub(crate) delay: Option<Duration>,
     pub(crate) no_hand_off: bool,
@@ -194,6 +206,10 @@ impl FaultBoard {
         if let Some(FaultKind::SlowFirstByte { delay_ms }) = self.take("slow_first_byte") {
             faults.delay = Some(Duration::from_millis(delay_ms));
         }
+        if let Some(FaultKind::Abort { after_tokens }) = self.take("abort") {
+            faults.abort_after_tokens = Some(after_tokens);
+        }
+        faults.no_done = self.occurs_now("no_done");
         if self.occurs_now("reset") {
             faults.reset = true;
         } else if ["hang", "asleep", "dead_core"].iter().any(|name| self.occurs_now(name)) {

@@ -221,10 +221,10 @@ async fn answer(
     }
     let submission = engine.submit(request.samples.clone())?;
     let stream = std::mem::take(&mut request.stream);
-    let pending = PendingReply::new(shape, request, config.block_size);
+    let pending = PendingReply::new(shape, request, config.block_size, faults.clone());
     match stream {
-        true => reply::streamed(submission, pending, faults, config.early_stream_headers).await,
-        false => reply::whole(submission, pending, faults).await,
+        true => reply::streamed(submission, pending, config.early_stream_headers).await,
+        false => reply::whole(submission, pending).await,
     }
 }
 

@@ -391,8 +391,8 @@ fn respond(reply: Reply, dialect: Dialect) -> http::Response<OutgoingBody> {
 }
 
 /// An event as bytes for the client. A stream that failed ends with its error event and without
-/// `[DONE]`, so that no client takes it for complete. In APIs with named events, events already
-/// consist of lines, and one of them marks the end.
+/// `[DONE]`, so that no client takes it for complete. Comments, which begin with `:`, already consist
+/// of lines; in APIs with named events, so do all events, and one of them marks the end.
 fn frame(
     event: Option<Result<Bytes, Error>>,
     dialect: Dialect,
@@ -401,7 +401,7 @@ fn frame(
     const ENDS: &[u8] = b"\n\n";
     let named = dialect.names_events();
     let lines = match event {
-        Some(Ok(lines)) if named => lines,
+        Some(Ok(lines)) if named || lines.starts_with(b":") => lines,
         Some(Ok(data)) => {
             let mut framed = Vec::with_capacity(b"data: ".len() + data.len() + ENDS.len());
             put_data(&mut framed, &data);

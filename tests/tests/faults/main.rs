@@ -10,6 +10,7 @@ mod aggregated;
 mod batch;
 mod breakers;
 mod decode;
+mod ends;
 mod evidence;
 mod hung;
 mod mid_stream;

@@ -22,6 +22,8 @@ fn before_one_good(worker: &Canned) -> Spec {
 const CHUNK: &str = r#"{"id":"x","object":"text_completion","created":1,"model":"sim","choices":[{"index":0,"text":"a","finish_reason":null}]}"#;
 const LAST: &str = r#"{"id":"x","object":"text_completion","created":1,"model":"sim","choices":[{"index":0,"text":"b","finish_reason":"length"}]}"#;
 
+const FAILED: &str = r#"{"id":"x","object":"text_completion","created":1,"model":"sim","choices":[{"index":0,"text":"","finish_reason":"error"}]}"#;
+
 #[tokio::test]
 async fn a_stream_that_never_began_is_retried() {
     let reference = Reference::start().await;
@@ -31,6 +33,8 @@ async fn a_stream_that_never_began_is_retried() {
         ("an empty stream", Canned::events(&[])),
         ("nothing but its end", Canned::events(&["[DONE]"])),
         ("an error", Canned::events(&[r#"{"error":{"message":"no","code":500}}"#, "[DONE]"])),
+        ("a flat error", Canned::events(&[r#"{"object":"error","message":"no"}"#, "[DONE]"])),
+        ("an error as a reason", Canned::events(&[FAILED, "[DONE]"])),
         ("a web page", Canned::reply("text/html", "<html><body>It works!</body></html>")),
         ("no HTTP", "SSH-2.0-OpenSSH_9.9\r\n".to_owned()),
         ("nothing", String::new()),
@@ -61,6 +65,8 @@ async fn an_invalid_reply_is_retried() {
         ("nothing in it", Canned::reply("application/json", "")),
         ("a web page", Canned::reply("text/html", "<html><body>It works!</body></html>")),
         ("a list", Canned::reply("application/json", "[]")),
+        ("a flat error", Canned::reply("application/json", r#"{"object":"error","message":"no"}"#)),
+        ("an error as a reason", Canned::reply("application/json", FAILED)),
         ("two replies", Canned::reply("application/json", "{} {}")),
         ("no HTTP", "SSH-2.0-OpenSSH_9.9\r\n".to_owned()),
     ] {
@@ -75,13 +81,14 @@ async fn an_invalid_reply_is_retried() {
 }
 
 #[tokio::test]
-async fn a_stream_that_ends_without_done_or_is_invalid_is_reported_as_broken() {
+async fn a_stream_that_ends_early_or_is_invalid_is_reported_as_broken() {
     let long = "x".repeat(70_000);
     for (what, events, code) in [
         ("an orderly end in the middle", vec![CHUNK], "decode_lost"),
-        ("an orderly end without [DONE]", vec![CHUNK, LAST], "decode_lost"),
         ("an event too long", vec![CHUNK, &long, "[DONE]"], "reply_too_large"),
         ("an error", vec![CHUNK, r#"{"error":{"message":"no"}}"#, "[DONE]"], "decode_lost"),
+        ("a flat error", vec![CHUNK, r#"{"object":"error","message":"no"}"#], "decode_lost"),
+        ("an error as a reason", vec![CHUNK, FAILED, "[DONE]"], "decode_lost"),
     ] {
         let nonsense = Canned::start(Canned::events(&events), Then::Close).await;
         let mut trial = Trial::start(before_one_good(&nonsense)).await;

@@ -31,6 +31,7 @@ fn failures() -> Vec<FaultKind> {
         FaultKind::TruncatedBody,
         FaultKind::DieMidStream { after_chunks: 0 },
         FaultKind::NoHandOff,
+        FaultKind::Abort { after_tokens: 0 },
     ]
 }
 

@@ -28,26 +28,25 @@ const COMMENTS_PATIENCE: u32 = 10;
 /// another request has found may be a fault of its connection alone.
 const SILENCE_MAX: Duration = Duration::from_secs(1);
 
-/// Completes when a worker is down or withdrawn and the stream, from which nothing is read meanwhile,
-/// has been silent for a moment.
-async fn has_gone(departures: &mut watch::Receiver<Departures>, worker: &Worker) {
-    let before = departures.borrow_and_update().gone;
-    let is_gone = |now: &Departures| now.gone != before;
-    let is_out = || matches!(worker.state(), WorkerState::Down | WorkerState::Unready);
-    if !is_out() && departures.wait_for(is_gone).await.is_err() {
-        // The worker, and with it the sender, is kept by the reader.
-        std::future::pending::<()>().await;
-    }
-    loop {
+/// Completes when a worker has left service since it was `gone` so often, and its stream, from which
+/// nothing is read meanwhile, has been silent for a moment.
+async fn has_gone(departures: &mut watch::Receiver<Departures>, gone: u32, worker: &Worker) {
+    let is_gone = |now: &Departures| now.gone != gone;
+    // The worker, and with it the sender, is kept by the reader.
+    while departures.wait_for(is_gone).await.is_ok() {
         tokio::time::sleep(SILENCE_MAX).await;
-        if is_out() {
+        if matches!(worker.state(), WorkerState::Down | WorkerState::Unready) {
             return;
         }
-        // It is back.
-        if departures.changed().await.is_err() {
-            std::future::pending::<()>().await;
-        }
     }
+}
+
+/// What comes next in a streamed reply.
+pub(crate) enum NextRead {
+    /// An event.
+    Event(Bytes),
+    /// A comment, which keeps the connection open: one line that begins with `:`.
+    Comment(Bytes),
 }
 
 /// Reads the events of a streamed reply of an engine.
@@ -71,7 +70,13 @@ pub(crate) struct EventReader {
     patience: Timer,
     /// Follows how often the worker leaves service.
     departures: watch::Receiver<Departures>,
+    /// How often the worker had left service when the reply began.
+    gone: u32,
     done: bool,
+    /// Whether the reply is complete if its body ends, although the engine has not said so.
+    may_end: bool,
+    /// Whether the body has ended.
+    has_ended: bool,
 }
 
 impl EventReader {
@@ -86,6 +91,7 @@ impl EventReader {
     ) -> Self {
         let splitter = Splitter::new(client.reply_max_bytes());
         let departures = worker.health.lifecycle.departures();
+        let gone = departures.borrow().gone;
         let patience = client.timers().of(idle);
         let dialect = Dialect::Chunks;
         let Response { body, proof, .. } = response;
@@ -104,8 +110,11 @@ impl EventReader {
             dialect,
             worker,
             patience,
+            gone,
             departures,
             done: false,
+            may_end: false,
+            has_ended: false,
         }
     }
 
@@ -141,25 +150,47 @@ impl EventReader {
         self.done = true;
     }
 
-    /// The next event; `None` once the engine has reported the end. A stream that ends without that
-    /// report has broken off.
+    /// Notes that all choices have ended: some engines say no more, and end the body.
+    pub(crate) fn allow_end(&mut self) {
+        self.may_end = true;
+    }
+
+    /// The next event, as by [`next`](Self::next); comments are skipped.
+    pub(crate) async fn next_event(&mut self) -> Result<Option<Bytes>, Error> {
+        loop {
+            match self.next().await? {
+                Some(NextRead::Comment(_)) => {}
+                Some(NextRead::Event(event)) => return Ok(Some(event)),
+                None => return Ok(None),
+            }
+        }
+    }
+
+    /// The next event or comment; `None` once the engine has reported the end. A stream that ends
+    /// without that report has broken off, unless it [may end](Self::allow_end) and its body is
+    /// complete.
     ///
     /// # Errors
     /// If the connection breaks, an event is too long, no event arrives in time, or the first event
     /// is for another request.
-    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, Error> {
+    pub(crate) async fn next(&mut self) -> Result<Option<NextRead>, Error> {
         let mut has_read = false;
         while !self.done {
             match self.splitter.next_piece() {
                 Ok(Some(Piece::Data(event))) => {
                     self.waits_since = None;
                     self.prove(&event)?;
-                    return Ok(Some(event));
+                    return Ok(Some(NextRead::Event(event)));
+                }
+                Ok(Some(Piece::Comment(comment))) => {
+                    self.wait_on()?;
+                    return Ok(Some(NextRead::Comment(comment)));
                 }
                 Ok(Some(Piece::Done)) => {
                     self.done = true;
                     break;
                 }
+                Ok(None) if self.has_ended => return self.end_of_body(),
                 // Only after a read can bytes have arrived that are no event.
                 Ok(None) if has_read => self.wait_on()?,
                 Ok(None) => {}
@@ -170,38 +201,7 @@ impl EventReader {
                     return Err(Error::engine(self.worker.id(), what));
                 }
             }
-            let Some(body) = &mut self.body else { return Ok(None) };
-            let frame = async {
-                tokio::select! {
-                    biased;
-                    frame = body.frame() => Some(frame),
-                    () = has_gone(&mut self.departures, &self.worker) => None,
-                }
-            };
-            let frame = match self.patience.bound(frame).await {
-                Ok(None) => return Err(self.lost()),
-                Ok(Some(frame)) => Ok(frame),
-                Err(late) => Err(late),
-            };
-            match frame {
-                Err(_) => {
-                    let message = format!("worker {} fell silent in mid-stream", self.worker.id());
-                    return Err(Error::new(ErrorKind::EngineTimeout, message));
-                }
-                Ok(Some(Ok(frame))) => {
-                    if let Some(data) = frame.data_ref() {
-                        self.splitter.push(data);
-                        has_read = true;
-                        self.charge_for_long()?;
-                    }
-                }
-                Ok(Some(Err(ReplyError::Malformed(malformed)))) => {
-                    return Err(Error::engine(self.worker.id(), &malformed.to_string()));
-                }
-                Ok(Some(Err(ReplyError::Closed)) | None) => {
-                    return Err(Error::engine(self.worker.id(), "broke off in mid-stream"));
-                }
-            }
+            has_read |= self.read_piece().await?;
         }
         Ok(None)
     }
@@ -211,6 +211,57 @@ impl EventReader {
         let why = self.worker.health.lifecycle.since().why;
         let message = format!("worker {} left service in mid-stream: {why}", self.worker.id());
         Error::new(ErrorKind::EngineLost, message)
+    }
+
+    /// What it means that the body has ended as HTTP ends it, without a report of the engine.
+    fn end_of_body(&self) -> Result<Option<NextRead>, Error> {
+        if self.may_end { Ok(None) } else { Err(self.broken_off()) }
+    }
+
+    fn broken_off(&self) -> Error {
+        Error::engine(self.worker.id(), "broke off in mid-stream")
+    }
+
+    /// Reads the next piece of the body. Returns whether bytes have arrived.
+    async fn read_piece(&mut self) -> Result<bool, Error> {
+        let Some(body) = &mut self.body else {
+            self.done = true;
+            return Ok(false);
+        };
+        let (departures, gone, worker) = (&mut self.departures, self.gone, &self.worker);
+        let frame = async {
+            tokio::select! {
+                biased;
+                frame = body.frame() => Some(frame),
+                () = has_gone(departures, gone, worker) => None,
+            }
+        };
+        let frame = match self.patience.bound(frame).await {
+            Ok(None) => return Err(self.lost()),
+            Ok(Some(frame)) => Ok(frame),
+            Err(late) => Err(late),
+        };
+        match frame {
+            Err(_) => {
+                let message = format!("worker {} fell silent in mid-stream", self.worker.id());
+                Err(Error::new(ErrorKind::EngineTimeout, message))
+            }
+            Ok(Some(Ok(frame))) => {
+                let Some(data) = frame.data_ref() else { return Ok(false) };
+                self.splitter.push(data);
+                self.charge_for_long()?;
+                Ok(true)
+            }
+            Ok(Some(Err(ReplyError::Malformed(malformed)))) => {
+                Err(Error::engine(self.worker.id(), &malformed.to_string()))
+            }
+            Ok(Some(Err(ReplyError::Closed))) => Err(self.broken_off()),
+            Ok(None) => {
+                self.splitter.end();
+                self.has_ended = true;
+                Ok(false)
+            }
+        }
     }
 
     /// Checks with the first event that the reply belongs to the request.

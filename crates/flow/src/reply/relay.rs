@@ -1,6 +1,6 @@
 //! Relays one prompt's reply to the client.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use splitrail_engine::usage::EngineUsage;
 use crate::context::PromptContext;
 use crate::prepare::Preparer;
 use crate::reply::detail::Detail;
-use crate::reply::event_reader::EventReader;
+use crate::reply::event_reader::{EventReader, NextRead};
 use crate::reply::migrate::Migration;
 use crate::run::account::Account;
 use crate::run::read_back;
@@ -22,7 +22,7 @@ use splitrail_api::JsonObject;
 use splitrail_api::error::{Error, ErrorKind, Fault};
 use splitrail_api::usage::rewrite;
 use splitrail_policy::Leg;
-use splitrail_reply::choices::is_below_threshold;
+use splitrail_reply::choices::{Failure, is_below_threshold};
 use splitrail_reply::dialect::{self, Chunk, data_of};
 use splitrail_reply::event_template::EventTemplate;
 use splitrail_reply::merge::{Events, Place};
@@ -102,6 +102,9 @@ pub struct UnitStream {
     tells_usage: bool,
     /// Whether the client asked for running totals.
     tells_totals: bool,
+    /// The choices that have ended, and their number when all have.
+    ended: BTreeSet<u64>,
+    choices: usize,
     /// The last event of this worker with a running total.
     last_total: Option<Bytes>,
     /// Whether events are passed on as messages of gRPC.
@@ -159,6 +162,8 @@ impl UnitStream {
             migration: Migration::new(prompt),
             tells_usage: prompt.context.options.include_usage,
             tells_totals: asks_for_totals(&prompt),
+            ended: BTreeSet::new(),
+            choices: prompt.context.options.samples as usize,
             last_total: None,
             converts_events: prompt.context.converts_events,
             gaps: prompt.context.inter_token(prompt.decision),
@@ -185,10 +190,13 @@ impl UnitStream {
                     held
                 }
                 None => match self.next_of_engine().await {
-                    Ok(Some(data)) => {
+                    Ok(Some(NextRead::Event(data))) => {
                         self.observe_gap();
                         data
                     }
+                    // Messages of gRPC have no comments: its connections are kept open by others.
+                    Ok(Some(NextRead::Comment(_))) if self.converts_events => continue,
+                    Ok(Some(NextRead::Comment(comment))) => return Some((Ok(comment), Some(self))),
                     Ok(None) => match self.usage_at_end() {
                         Some(event) => event,
                         None => {
@@ -230,7 +238,7 @@ impl UnitStream {
         preparer.run_sized(bytes, move || (self.relay_in_place(event), self)).await
     }
 
-    async fn next_of_engine(&mut self) -> Result<Option<Bytes>, Error> {
+    async fn next_of_engine(&mut self) -> Result<Option<NextRead>, Error> {
         self.account.booking.set_awaited(Awaited::NextOutput);
         self.reader.next().await
     }
@@ -300,12 +308,13 @@ impl UnitStream {
         }
         let chunk = Chunk::read(dialect, data)?;
         // What `template` covers has the same types.
-        if self.converts_events && !chunk.is_error {
+        if self.converts_events && chunk.failure.is_none() {
             OpenAiChunk::has_readable_choices(data).then_some(())?;
         }
         let is_plain = chunk.usage.is_none() && chunk.running_total.is_none();
+        let ends = chunk.failure.is_some() || !chunk.ended.is_empty();
         // An event without tokens could cover events with some.
-        if !chunk.is_error && is_plain && !chunk.has_hand_off && chunk.tokens > 0 {
+        if !ends && is_plain && !chunk.has_hand_off && chunk.tokens > 0 {
             self.template.learn(data, chunk.tokens);
         }
         Some(chunk)
@@ -335,6 +344,18 @@ impl UnitStream {
         Some(event.to_bytes())
     }
 
+    /// Notes which choices have ended. When all have, the engine may say no more.
+    fn note_ended(&mut self, ended: &[u64]) {
+        for index in ended {
+            if self.ended.len() < self.choices {
+                self.ended.insert(*index);
+            }
+        }
+        if !ended.is_empty() && self.ended.len() == self.choices {
+            self.reader.allow_end();
+        }
+    }
+
     /// Keeps an event with a running total, and returns it for the client: without the total, unless
     /// the client asked for totals. Only the final usage has cached tokens.
     fn take_total(&mut self, event: Bytes) -> Result<Bytes, &'static str> {
@@ -355,8 +376,10 @@ impl UnitStream {
         let dialect = self.account.dialect;
         let data = data_of(dialect, &event);
         let chunk = self.read(dialect, &data).ok_or(NO_CHUNK)?;
-        if chunk.is_error {
-            return Err("reported an error in mid-stream");
+        match chunk.failure {
+            None => {}
+            Some(Failure::Error) => return Err("reported an error in mid-stream"),
+            Some(Failure::Abort) => return Err("aborted the request in mid-stream"),
         }
         if is_below_threshold(dialect, &data) {
             return Err("turned a part of the request away in mid-stream");
@@ -364,6 +387,7 @@ impl UnitStream {
         if chunk.is_last {
             self.reader.end();
         }
+        self.note_ended(&chunk.ended);
         // With several samples, a total is that of one of them.
         let total = chunk.running_total.filter(|_| self.observes_pace);
         let so_far = total.and_then(|raw| EngineUsage::parse(dialect, raw).ok());

@@ -11,15 +11,15 @@ use splitrail_engine::dialect::Dialect;
 use splitrail_engine::usage::EngineUsage;
 
 use crate::context::Context;
-use crate::reply::event_reader::EventReader;
+use crate::reply::event_reader::{EventReader, NextRead};
 use crate::run::account::Account;
 use crate::run::reply_leg::ReplyLeg;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::{Endpoint, JsonObject};
 use splitrail_engine_client::{RevocableBody, Shape, refusal_event};
-use splitrail_fleet::{LegRequest, ServedModel};
-use splitrail_reply::choices::{begun, is_below_threshold};
-use splitrail_reply::dialect::{Chunk, data_of, usage_of};
+use splitrail_fleet::{LegRequest, ServedModel, Worker};
+use splitrail_reply::choices::{Failure, begun, is_below_threshold};
+use splitrail_reply::dialect::{Chunk, data_of, failure_of, usage_of};
 use splitrail_reply::merge;
 use splitrail_transfer::lease::{Lease, in_lease, lease_expired, queued_past};
 use splitrail_transfer::pinned::release_pinned_of;
@@ -123,16 +123,28 @@ async fn whole_reply(
     };
     let (dialect, bytes) = (context.endpoint.dialect(), reply.len());
     let of_batch = context.unread.unread.is_joint().then_some(context.options.n);
+    let engine = Arc::clone(worker);
     let read = move || {
         if is_below_threshold(dialect, &reply) {
             return Ok(First::BelowThreshold(usage_of(dialect, &reply)));
         }
-        let reply = JsonObject::parse(reply).map_err(|_| "sent a reply that is not JSON")?;
-        of_batch.map_or(Ok(()), |n| merge::check(&reply, n))?;
-        Ok(First::Whole(reply, begun))
+        let failed = |what| Error::engine(engine.id(), what);
+        let object = JsonObject::parse(reply.clone());
+        let object = object.map_err(|_| failed("sent a reply that is not JSON"))?;
+        match failure_of(dialect, &object) {
+            None => {}
+            Some(Failure::Error) => return Err(refusal_event(&*engine, &reply)),
+            Some(Failure::Abort) => return Err(aborted(&engine)),
+        }
+        of_batch.map_or(Ok(()), |n| merge::check(&object, n)).map_err(failed)?;
+        Ok(First::Whole(object, begun))
     };
-    let read = context.preparer.run_sized(bytes, read).await?;
-    read.map_err(|what| Error::engine(worker.id(), what))
+    context.preparer.run_sized(bytes, read).await?
+}
+
+/// The error for a leg that its engine has aborted: it was paused or put to sleep.
+fn aborted(worker: &Worker) -> Error {
+    Error::engine(worker.id(), "aborted the request")
 }
 
 /// Sends a streamed leg to an endpoint and waits for its first events.
@@ -194,8 +206,8 @@ enum FirstEvents {
 enum EventMeaning {
     /// The event is no chunk.
     NoChunk,
-    /// The event is an error of the engine.
-    Error,
+    /// The engine gave the leg up.
+    Failure(Failure),
     /// The leg, or one of its samples, was rejected.
     BelowThreshold,
     /// The leg goes on.
@@ -212,7 +224,8 @@ impl EventMeaning {
         let data = data_of(dialect, event);
         let only_opens = match Chunk::read(dialect, &data) {
             None => return Self::NoChunk,
-            Some(chunk) if chunk.is_error => return Self::Error,
+            Some(Chunk { failure: Some(failure), .. }) => return Self::Failure(failure),
+            Some(chunk) if chunk.lacks_reason => return Self::Failure(Failure::Abort),
             Some(chunk) => chunk.only_opens,
         };
         if is_below_threshold(dialect, &data) {
@@ -239,12 +252,14 @@ async fn hold(
     let mut events = VecDeque::new();
     let mut running = BTreeSet::new();
     loop {
-        let Some(event) = reader.next().await? else {
-            if events.is_empty() {
+        let event = match reader.next().await? {
+            Some(NextRead::Event(event)) => event,
+            Some(NextRead::Comment(_)) => continue,
+            None if events.is_empty() => {
                 return Err(Error::engine(reader.worker().id(), "answered with an empty stream"));
             }
             // The stream ended without any output, which is a valid reply.
-            return Ok(FirstEvents::Events(reader, events));
+            None => return Ok(FirstEvents::Events(reader, events)),
         };
         let (bytes, read) = (event.len(), event.clone());
         let show = move || EventMeaning::by(&read, dialect, samples);
@@ -252,11 +267,12 @@ async fn hold(
             EventMeaning::NoChunk => {
                 return Err(Error::engine(reader.worker().id(), "answered with no chunk"));
             }
-            EventMeaning::Error => {
+            EventMeaning::Failure(Failure::Error) => {
                 let error = refusal_event(reader.worker(), &data_of(dialect, &event));
                 reader.worker().record_refusal(&error, Some(context.endpoint));
                 return Err(error);
             }
+            EventMeaning::Failure(Failure::Abort) => return Err(aborted(reader.worker())),
             EventMeaning::BelowThreshold if running.is_empty() => {
                 return Ok(FirstEvents::BelowThreshold(reader, event));
             }
@@ -286,7 +302,7 @@ async fn below(
 ) -> Result<First, Error> {
     const EVENTS_MAX: usize = 4096;
     for _ in 0..EVENTS_MAX {
-        match reader.next().await {
+        match reader.next_event().await {
             Ok(Some(event)) => last = event,
             Ok(None) => {
                 reader.give_back(&context.served.client);

@@ -28,7 +28,7 @@ use crate::run::recent_prefixes::remember_prefix;
 use splitrail_api::error::{Error, ErrorKind, Fault};
 use splitrail_api::{Endpoint, JsonObject, Parts};
 use splitrail_config::model::{KvPath, OnNoPrefill};
-use splitrail_engine_client::{LegHeaders, RevocableBody, Shape};
+use splitrail_engine_client::{LegHeaders, RevocableBody, Shape, refusal_event};
 use splitrail_fleet::reply_check::check_reply;
 use splitrail_fleet::{Exclusion, LegLimit, LegReply, LegRequest, LegWait, Pool, Worker};
 use splitrail_ledger::decisions::DecisionHandle;
@@ -36,6 +36,7 @@ use splitrail_ledger::leg::LegKind;
 use splitrail_ledger::timeline::Stage;
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
+use splitrail_reply::choices::Failure;
 use splitrail_reply::dialect;
 use splitrail_transfer::bodies;
 use splitrail_transfer::lease::Lease;
@@ -409,10 +410,16 @@ async fn parsed(
 ) -> Result<(JsonObject, tokio::time::Instant, Option<IpAddr>), Error> {
     let LegReply { body, begun, peer } = replied;
     let bytes = body.len();
-    let parse = move || JsonObject::parse(body);
+    let read = body.clone();
+    let parse = move || JsonObject::parse(read);
     let reply = context.preparer.run_sized(bytes, parse).await?;
     let nonsense = |_| Error::engine(worker.id(), "sent a prefill reply that cannot be understood");
-    Ok((reply.map_err(nonsense)?, begun, peer))
+    let reply = reply.map_err(nonsense)?;
+    match dialect::failure_of(context.endpoint.dialect(), &reply) {
+        None => Ok((reply, begun, peer)),
+        Some(Failure::Abort) => Err(Error::engine(worker.id(), "aborted the request")),
+        Some(Failure::Error) => Err(refusal_event(worker, &body)),
+    }
 }
 
 /// The call of a prefill leg, which owns all that it needs.

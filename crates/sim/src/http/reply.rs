@@ -27,6 +27,7 @@ pub(crate) struct PendingReply {
     shape: Shape,
     request: InferenceRequest,
     block_size: usize,
+    faults: RequestFaults,
     choices: Vec<Progress>,
     cached_tokens: usize,
     completion_tokens: usize,
@@ -48,10 +49,24 @@ struct Progress {
 }
 
 impl PendingReply {
-    pub(crate) fn new(shape: Shape, request: InferenceRequest, block_size: usize) -> Self {
+    pub(crate) fn new(
+        shape: Shape,
+        request: InferenceRequest,
+        block_size: usize,
+        faults: RequestFaults,
+    ) -> Self {
         let choices = request.samples.iter().map(|_| Progress::default()).collect();
         let (cached_tokens, completion_tokens, events) = (0, 0, 0);
-        Self { shape, request, block_size, choices, cached_tokens, completion_tokens, events }
+        Self {
+            shape,
+            request,
+            block_size,
+            faults,
+            choices,
+            cached_tokens,
+            completion_tokens,
+            events,
+        }
     }
 
     /// Handles one output; an error ends the whole reply.
@@ -67,6 +82,11 @@ impl PendingReply {
             }
             Output::BelowThreshold => progress.finish_reason = Some("cache_threshold"),
             Output::Failed(error) => return Err(error),
+            Output::Token { .. }
+                if self.faults.abort_after_tokens == Some(self.completion_tokens) =>
+            {
+                progress.finish_reason = Some("abort");
+            }
             Output::Token { id, end } => {
                 self.completion_tokens += 1;
                 progress.token_ids.push(id);
@@ -100,8 +120,9 @@ impl PendingReply {
     }
 
     /// Of a batch only the first hand-off is returned, as by the real engine.
-    fn whole(&mut self, faults: &RequestFaults) -> Value {
+    fn whole(&mut self) -> Value {
         let hand_off = self.choices.first_mut().and_then(|choice| choice.hand_off.take());
+        let faults = &self.faults;
         let hand_off = hand_off.filter(|_| !faults.no_hand_off);
         let params =
             hand_off.map(|hand_off| match (faults.short_hand_off, faults.foreign_hand_off) {
@@ -113,7 +134,7 @@ impl PendingReply {
         let per_prompt = self.choices.len() / self.request.prompts.len();
         let prompt_ids = |index: usize| {
             let mut ids = self.request.prompts[index / per_prompt].clone();
-            ids[0] ^= u32::from(faults.other_prompt_ids);
+            ids[0] ^= u32::from(self.faults.other_prompt_ids);
             ids
         };
         let choices: Vec<ReplyChoice> = self
@@ -198,7 +219,8 @@ impl PendingReply {
         }
         let usage = self.request.include_usage.then(|| self.shape.usage_chunk(self.usage()));
         let done = Bytes::from_static(b"data: [DONE]\n\n");
-        usage.iter().map(event).chain([done]).collect()
+        let done = Some(done).filter(|_| !self.faults.no_done);
+        usage.iter().map(event).chain(done).collect()
     }
 
     /// The stream's chunks for the last output.
@@ -261,7 +283,6 @@ impl Progress {
 pub(crate) async fn whole(
     mut submission: Submission,
     mut pending: PendingReply,
-    faults: &RequestFaults,
 ) -> Result<Response, ApiError> {
     while !pending.finished() {
         let Some((choice, output)) = submission.next().await else {
@@ -269,7 +290,8 @@ pub(crate) async fn whole(
         };
         pending.take(choice, output)?;
     }
-    let body = pending.whole(faults);
+    let body = pending.whole();
+    let faults = &pending.faults;
     if faults.die_after_chunks.is_none() && !faults.truncate {
         return Ok(json_response(StatusCode::OK, &body));
     }
@@ -288,7 +310,6 @@ pub(crate) async fn whole(
 pub(crate) async fn streamed(
     mut submission: Submission,
     mut pending: PendingReply,
-    faults: &RequestFaults,
     early_headers: bool,
 ) -> Result<Response, ApiError> {
     let mut ready = VecDeque::from(pending.first_events());
@@ -309,13 +330,8 @@ pub(crate) async fn streamed(
             }
         }
     }
-    let state = StreamedReply {
-        submission,
-        pending,
-        ready,
-        chunks_left: faults.die_after_chunks,
-        closing: false,
-    };
+    let chunks_left = pending.faults.die_after_chunks;
+    let state = StreamedReply { submission, pending, ready, chunks_left, closing: false };
     let body = stream::unfold(Some(state), |state| async move {
         let mut state = state?;
         match state.next().await {
