@@ -1,16 +1,17 @@
 //! Serves a request from its body to its reply, for HTTP and gRPC.
 
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use futures_util::future::try_join_all;
+use futures_util::future::{TryFutureExt, try_join_all};
 
 use crate::core::Core;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::memory_budget::{Charge, MemoryBudget};
+use splitrail_api::request::Options;
 use splitrail_api::steering::Steering;
 use splitrail_api::text::push_number;
 use splitrail_api::unread::{UnreadReply, UnreadRoom};
@@ -19,7 +20,9 @@ use splitrail_config::model::RequestFlow;
 use splitrail_flow::context::{Context, ReplyRoom};
 use splitrail_flow::prepare::{Payload, PreparedRequest, Unit, prepare};
 use splitrail_flow::reply::detail::Detail;
+use splitrail_flow::reply::keep_alive::{KeepAlive, LegActivity};
 use splitrail_flow::reply::relay::detailed;
+use splitrail_flow::run::boxed::boxed_future;
 use splitrail_flow::run::generate::StartedReply;
 use splitrail_flow::run::run_prompt;
 use splitrail_ledger::decisions::{Decision, DecisionHandle, DecisionStart};
@@ -96,7 +99,8 @@ impl Route {
                 if decision.ledger().is_further_sample() {
                     return;
                 }
-                all_known &= decision.prompt_tokens().is_some();
+                let is_placed = !decision.candidates().is_empty();
+                all_known &= is_placed && decision.prompt_tokens().is_some();
                 overlap_blocks += decision.overlap_blocks();
                 let told = decision.client_cached_tokens();
                 cached = cached.zip(told).map(|(sum, tokens)| sum + u64::from(tokens));
@@ -160,13 +164,13 @@ pub async fn serve(core: &Arc<Core>, call: Call, mut scope: Box<Scope>) -> Resul
         }
     };
     match answered {
-        Ok(reply) => {
+        Ok((reply, keep_alive)) => {
             let body = match reply.body {
                 ReplyBody::Whole(body) => {
                     scope.end_whole();
                     ReplyBody::Whole(body)
                 }
-                ReplyBody::Events(events) => ReplyBody::Events(scope.guard(events)),
+                ReplyBody::Events(events) => ReplyBody::Events(scope.guard(events, keep_alive)),
             };
             Ok(Reply { body, ..reply })
         }
@@ -177,7 +181,12 @@ pub async fn serve(core: &Arc<Core>, call: Call, mut scope: Box<Scope>) -> Resul
     }
 }
 
-async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply, Error> {
+/// Serves a request until its reply begins, or the head of its reply must go out before that.
+async fn answer(
+    core: &Arc<Core>,
+    call: Call,
+    scope: &mut Scope,
+) -> Result<(Reply, Option<KeepAlive>), Error> {
     scope.admit()?;
     let timeline = Arc::clone(scope.timeline());
     timeline.end_stage(Stage::Receive, Instant::now());
@@ -199,6 +208,8 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
     let priority_max = tenant.as_ref().and_then(|tenant| tenant.priority_max);
     let urgency = call.steering.urgency(&served.config, arrived, client, priority_max);
     let unread = reply_room(core, scope, call.room, units.len());
+    let is_grpc = scope.identity().protocol == Protocol::Grpc;
+    let keep_alive = keep_alive(core, &options, is_grpc);
     let context = Arc::new(Context {
         metrics: Arc::clone(&core.metrics),
         preparer: Arc::clone(&core.preparer),
@@ -216,36 +227,103 @@ async fn answer(core: &Arc<Core>, call: Call, scope: &mut Scope) -> Result<Reply
         tenant,
         urgency,
         timeline,
-        converts_events: scope.identity().protocol == Protocol::Grpc,
+        converts_events: is_grpc,
         unread,
         distrusts_kept_connections: AtomicBool::new(false),
         was_late: AtomicBool::new(false),
+        activity: keep_alive.map(|_| Arc::<LegActivity>::default()),
     });
     let now_unix_ms = unix_ms();
     let decisions: Vec<DecisionHandle> =
         units.iter().map(|unit| start_decision(core, &context, unit, now_unix_ms)).collect();
     scope.place(&context, now_unix_ms, &units, decisions.clone());
-    let begun = begin_all(&context, &units, &decisions).await?;
-    if context.endpoint.generates() {
-        scope.begun();
-    }
     let debugs = context.tenant.as_ref().is_none_or(|tenant| tenant.debug);
     let detail = (call.usage_detail && debugs).then(|| Detail {
         decisions: decisions.clone().into(),
         fallback: context.served.config.cached_tokens_fallback,
         dialect: endpoint.dialect(),
     });
-    let places = Places { n: options.n, samples_apart: prepared.samples_apart };
-    let body = match combine(core, scope.memory(), begun, places, detail).await? {
-        ReplyBody::Whole(reply) => ReplyBody::Whole(Arc::clone(&context.unread.unread).bind(reply)),
-        events => events,
+    let request = PlannedRequest {
+        core: Arc::clone(core),
+        memory: Arc::clone(scope.memory()),
+        context: Arc::clone(&context),
+        units,
+        decisions: decisions.clone(),
+        places: Places { n: options.n, samples_apart: prepared.samples_apart },
+        detail,
     };
-    Ok(Reply {
-        route: Route(decisions),
-        server_timing: debugs.then(|| context.timeline.server_timing()),
-        removed_fields: prepared.removed.header(),
-        body,
-    })
+    let (body, keep_alive) = request.reply(keep_alive, scope).await?;
+    let route = Route(decisions);
+    let server_timing = debugs.then(|| context.timeline.server_timing());
+    let removed_fields = prepared.removed.header();
+    Ok((Reply { route, server_timing, removed_fields, body }, keep_alive))
+}
+
+/// After which silence a comment goes out to the client, if ever. gRPC keeps its connections open
+/// itself.
+fn keep_alive(core: &Core, options: &Options, is_grpc: bool) -> Option<Duration> {
+    core.serving().config.streams.keep_alive.filter(|_| options.stream && !is_grpc)
+}
+
+/// The events of a streamed reply that has not begun.
+fn events_of(
+    beginning: Pin<Box<impl Future<Output = Result<ReplyBody, Error>> + Send + 'static>>,
+) -> Events {
+    let begun = beginning.and_then(async |body| match body {
+        ReplyBody::Events(events) => Ok(events),
+        ReplyBody::Whole(_) => Err(Error::new(ErrorKind::Internal, "the reply is no stream")),
+    });
+    Box::pin(begun.try_flatten_stream())
+}
+
+/// A request whose legs can be run.
+struct PlannedRequest {
+    core: Arc<Core>,
+    memory: Arc<MemoryBudget>,
+    context: Arc<Context>,
+    units: Vec<Unit>,
+    decisions: Vec<DecisionHandle>,
+    places: Places,
+    detail: Option<Detail>,
+}
+
+impl PlannedRequest {
+    /// Runs the legs until the reply begins, or the head of the reply must go out before that.
+    async fn reply(
+        self,
+        keep_alive: Option<Duration>,
+        scope: &mut Scope,
+    ) -> Result<(ReplyBody, Option<KeepAlive>), Error> {
+        let context = Arc::clone(&self.context);
+        let mut keep_alive =
+            keep_alive.zip(context.activity.as_ref()).map(|(interval, activity)| {
+                let timers = context.served.client.timers();
+                KeepAlive::new(activity, interval, context.endpoint.dialect(), timers)
+            });
+        let mut beginning = boxed_future(|| self.begin());
+        let begun = match &mut keep_alive {
+            None => Some(beginning.as_mut().await?),
+            Some(keep_alive) => keep_alive.bound(beginning.as_mut()).await.transpose()?,
+        };
+        let Some(body) = begun else {
+            return Ok((ReplyBody::Events(events_of(beginning)), keep_alive));
+        };
+        if context.endpoint.generates() {
+            scope.begun();
+        }
+        let body = match body {
+            ReplyBody::Whole(reply) => {
+                ReplyBody::Whole(Arc::clone(&context.unread.unread).bind(reply))
+            }
+            events => events,
+        };
+        Ok((body, keep_alive))
+    }
+
+    async fn begin(self) -> Result<ReplyBody, Error> {
+        let begun = begin_all(&self.context, &self.units, &self.decisions).await?;
+        combine(&self.core, &self.memory, begun, self.places, self.detail).await
+    }
 }
 
 /// What the reply to this number of prompts is charged to.

@@ -33,6 +33,7 @@ mod prewarm;
 mod queue;
 mod quotas;
 mod speculative_index;
+mod streams;
 mod tokenizer;
 mod tracing;
 mod worker;
@@ -62,6 +63,7 @@ pub use queue::{QueueConfig, ThresholdConfig};
 pub use quotas::{BrokerLogin, LocalQuotas, NatsQuotas, Quotas};
 pub use speculative_index::SpeculativeIndexConfig;
 pub use splitrail_policy::Policy;
+pub use streams::StreamsConfig;
 pub use tokenizer::{ContentFormatConfig, EngineTokenizer, HuggingfaceTokenizer, TokenizerConfig};
 pub use tracing::{OtlpConfig, OtlpHeader, OtlpProtocol, OtlpTarget, TracingConfig};
 pub use worker::{NO_EVENTS, Role, WorkerConfig};
@@ -84,6 +86,9 @@ pub struct Config {
     /// Limits of clients' requests and of what the router holds.
     #[serde(default)]
     pub limits: Limits,
+    /// How streams reach clients.
+    #[serde(default)]
+    pub streams: StreamsConfig,
     /// How shims attach, and the networks of unlisted workers.
     #[serde(default)]
     pub fleet: FleetConfig,

@@ -62,6 +62,7 @@ pub(super) fn check(
     tracing::check(root, base_dir, report);
     fleet::check(root, base_dir, report);
     limits::check(root, report);
+    streams(root, report);
     prewarm::check_memory(root, report);
     quotas::check(root, base_dir, report);
     let mut names = Names { seen: HashMap::new() };
@@ -166,6 +167,17 @@ fn file_of_lines(root: &Node, name: &str, base_dir: &Path, report: &mut ProblemR
         let message = format!("`{name}.path` \"{shown}\" is in a folder that does not exist");
         let hint = "make the folder; relative paths start at the configuration's folder";
         report.error(at, message, hint);
+    }
+}
+
+fn streams(root: &Node, report: &mut ProblemReport) {
+    let Some(node) = root.get("streams").and_then(|streams| streams.get("keep_alive")) else {
+        return;
+    };
+    let duration = node.text().and_then(|text| parse_duration(text).ok());
+    if duration.is_some_and(|duration| duration.as_millis() < 10) {
+        let message = "`streams.keep_alive` is less than 10 ms".to_owned();
+        report.error(node.at, message, "give it time, or switch it off with `none`");
     }
 }
 

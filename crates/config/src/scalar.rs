@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::time::Duration;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, Visitor};
@@ -23,6 +24,51 @@ pub(super) fn without_default(schema: &mut Schema) {
 pub(super) fn derived(schema: &mut Schema) {
     without_default(schema);
     schema.insert(DERIVED.to_owned(), true.into());
+}
+
+/// The text in place of a duration.
+const NONE: &str = "none";
+
+/// The schema type of a duration or `none`.
+pub(super) struct DurationOrNone;
+
+impl JsonSchema for DurationOrNone {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "DurationOrNone".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let duration = DurationText::json_schema(generator);
+        json_schema!({ "anyOf": [{ "type": "string", "const": NONE }, duration] })
+    }
+}
+
+/// Deserializes a duration or `none`.
+pub(super) fn duration_or_none<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Duration>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    match text.as_str() {
+        NONE => Ok(None),
+        text => parse_duration(text)
+            .map(Some)
+            .map_err(|why| de::Error::custom(format!("`{text}` {why}"))),
+    }
+}
+
+/// Serializes a duration or `none`.
+pub(super) fn duration_or_none_text<S: Serializer>(
+    duration: &Option<Duration>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    match duration {
+        None => serializer.serialize_str(NONE),
+        Some(duration) => duration_text(duration, serializer),
+    }
 }
 
 /// Maximum number of tokens per KV block.

@@ -103,12 +103,13 @@ impl Timer {
         let mut call = pin!(call);
         poll_fn(|context| match call.as_mut().poll(context) {
             Poll::Ready(done) => Poll::Ready(Ok(done)),
-            Poll::Pending => self.poll_late(due, context).map(Err),
+            Poll::Pending => self.poll_at(due, context).map(|()| Err(TimeoutError)),
         })
         .await
     }
 
-    fn poll_late(&mut self, due: Instant, context: &mut Context<'_>) -> Poll<TimeoutError> {
+    /// Ready once this time has come.
+    pub fn poll_at(&mut self, due: Instant, context: &mut Context<'_>) -> Poll<()> {
         let sleep = self.sleep.get_or_insert_with(|| self.timers.take(self.limit, due));
         if sleep.deadline() > due {
             sleep.as_mut().reset(due);
@@ -116,7 +117,7 @@ impl Timer {
         loop {
             ready!(sleep.as_mut().poll(context));
             if Instant::now() >= due {
-                return Poll::Ready(TimeoutError);
+                return Poll::Ready(());
             }
             sleep.as_mut().reset(due);
         }

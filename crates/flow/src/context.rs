@@ -10,6 +10,7 @@ use splitrail_kv::HashSeed;
 use splitrail_telemetry::{LabelledSeries, Metrics};
 
 use crate::prepare::{Preparer, Unit};
+use crate::reply::keep_alive::LegActivity;
 use splitrail_access::Tenant;
 use splitrail_api::Endpoint;
 use splitrail_api::memory_budget::Charge;
@@ -69,6 +70,8 @@ pub struct Context {
     pub distrusts_kept_connections: AtomicBool,
     /// Whether an attempt was given up because its engine was late.
     pub was_late: AtomicBool,
+    /// What the legs tell about their work, if the client is to see that before the reply begins.
+    pub activity: Option<Arc<LegActivity>>,
 }
 
 /// One prompt of a request, with the data that all of its legs need.

@@ -2,5 +2,6 @@
 
 pub mod detail;
 pub(crate) mod event_reader;
+pub mod keep_alive;
 pub(crate) mod migrate;
 pub mod relay;

@@ -18,6 +18,7 @@ use super::guard::may_still_read;
 use super::query::Query;
 use super::refusal::{AdminError, Result};
 use crate::core::Core;
+use crate::ingress::http::X_ACCEL_BUFFERING;
 use crate::ingress::reply::{json_reply, reply_error};
 use crate::live::{SubscribeRefusal, Subscriber};
 use splitrail_api::error::{Error, ErrorKind};
@@ -37,7 +38,11 @@ pub(super) async fn stream(
     match admin.live.subscribe(peer.ip()) {
         Ok(subscriber) => {
             let body = Body::from_stream(events(admin.core, headers, subscriber));
-            let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-store")];
+            let headers = [
+                (CONTENT_TYPE, "text/event-stream"),
+                (CACHE_CONTROL, "no-store"),
+                (X_ACCEL_BUFFERING, "no"),
+            ];
             (headers, body).into_response()
         }
         Err(why @ (SubscribeRefusal::Full | SubscribeRefusal::Ended)) => {

@@ -48,6 +48,8 @@ const X_ROUTE: HeaderName = HeaderName::from_static("x-splitrail-route");
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 pub(super) const X_REMOVED_FIELDS: HeaderName =
     HeaderName::from_static("x-splitrail-removed-fields");
+/// Tells nginx, whose replies are buffered by default, to pass events on as they come.
+pub(crate) const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 const X_USAGE: HeaderName = HeaderName::from_static("x-splitrail-usage");
 /// The name under which Anthropic's clients read a request's id.
 const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
@@ -372,6 +374,7 @@ fn respond(reply: Reply, dialect: Dialect) -> http::Response<OutgoingBody> {
             let headers = response.headers_mut();
             headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
             headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+            headers.insert(X_ACCEL_BUFFERING, HeaderValue::from_static("no"));
             response
         }
     };

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::task::{self, Poll, ready};
+use std::task::{self, Poll};
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -28,6 +28,7 @@ use splitrail_fleet::ServedModel;
 use splitrail_fleet::losses::FollowedPrompt;
 use splitrail_flow::context::Context;
 use splitrail_flow::prepare::Unit;
+use splitrail_flow::reply::keep_alive::KeepAlive;
 use splitrail_ledger::close::{UsedTokens, close};
 use splitrail_ledger::decisions::{Decision, DecisionHandle};
 use splitrail_ledger::record::{LabelledTenant, RequestFacts};
@@ -337,13 +338,18 @@ impl Scope {
         }
     }
 
-    /// Ties the scope to a stream, so that it ends with the stream.
-    pub(super) fn guard(mut self: Box<Self>, events: Events) -> Events {
+    /// Ties the scope to a stream, so that it ends with the stream. The stream may begin before its
+    /// reply: with comments.
+    pub(super) fn guard(
+        mut self: Box<Self>,
+        events: Events,
+        keep_alive: Option<KeepAlive>,
+    ) -> Events {
         self.is_replied = true;
         // Requested once, because each request takes a shared lock.
         let cut = Box::pin(self.core.abort.token().clone().cancelled_owned());
         let ids = Some(self.ids.clone());
-        Box::pin(ScopedEvents { scope: Some(self), events, ids, cut })
+        Box::pin(ScopedEvents { scope: Some(self), events, ids, cut, keep_alive })
     }
 
     /// The budget for the memory of the sender's requests.
@@ -522,10 +528,12 @@ pub fn count_unplaced(
 
 /// A stream that holds its request's scope until it ends.
 struct ScopedEvents {
-    scope: Option<Box<Scope>>,
+    // Dropped before the scope: what the legs do at their end belongs to the request.
     events: Events,
+    scope: Option<Box<Scope>>,
     ids: Option<RequestIds>,
     cut: Pin<Box<WaitForCancellationFutureOwned>>,
+    keep_alive: Option<KeepAlive>,
 }
 
 impl Stream for ScopedEvents {
@@ -539,15 +547,24 @@ impl Stream for ScopedEvents {
         let Some(scope) = &mut this.scope else { return Poll::Ready(None) };
         let poll = |context: &mut task::Context<'_>| this.events.as_mut().poll_next(context);
         let next = match RequestIds::poll(&mut this.ids, poll, context) {
+            Poll::Pending if this.cut.as_mut().poll(context).is_pending() => {
+                let Some(keep_alive) = &mut this.keep_alive else { return Poll::Pending };
+                return keep_alive.poll(context).map(|comment| Some(Ok(comment)));
+            }
             Poll::Pending => {
-                ready!(this.cut.as_mut().poll(context));
                 let message = "the reply broke off: the router is stopping";
                 Some(Err(Error::new(ErrorKind::RouterStopping, message)))
             }
             Poll::Ready(next) => next,
         };
         let last = match next {
-            Some(Ok(event)) => return Poll::Ready(Some(Ok(event))),
+            Some(Ok(event)) => {
+                if scope.begun.is_none() {
+                    scope.begun();
+                }
+                this.keep_alive.iter_mut().for_each(KeepAlive::event_sent);
+                return Poll::Ready(Some(Ok(event)));
+            }
             Some(Err(error)) => {
                 scope.fail(&error);
                 Some(Err(scope.for_client(error)))

@@ -17,4 +17,5 @@ mod mid_stream;
 mod nonsense;
 mod prefill;
 mod processes;
+mod silence;
 mod unreachable;

@@ -208,6 +208,8 @@ enum EventMeaning {
     NoChunk,
     /// The engine gave the leg up.
     Failure(Failure),
+    /// The event only keeps the connection open.
+    Ping,
     /// The leg, or one of its samples, was rejected.
     BelowThreshold,
     /// The leg goes on.
@@ -226,6 +228,7 @@ impl EventMeaning {
             None => return Self::NoChunk,
             Some(Chunk { failure: Some(failure), .. }) => return Self::Failure(failure),
             Some(chunk) if chunk.lacks_reason => return Self::Failure(Failure::Abort),
+            Some(chunk) if chunk.is_ping => return Self::Ping,
             Some(chunk) => chunk.only_opens,
         };
         if is_below_threshold(dialect, &data) {
@@ -251,10 +254,15 @@ async fn hold(
 ) -> Result<FirstEvents, Error> {
     let mut events = VecDeque::new();
     let mut running = BTreeSet::new();
+    // The first one keeps its place among the events; any number may follow.
+    let mut holds_ping = false;
     loop {
         let event = match reader.next().await? {
             Some(NextRead::Event(event)) => event,
-            Some(NextRead::Comment(_)) => continue,
+            Some(NextRead::Comment(comment)) => {
+                context.activity.iter().for_each(|activity| activity.note_comment(comment.clone()));
+                continue;
+            }
             None if events.is_empty() => {
                 return Err(Error::engine(reader.worker().id(), "answered with an empty stream"));
             }
@@ -273,6 +281,13 @@ async fn hold(
                 return Err(error);
             }
             EventMeaning::Failure(Failure::Abort) => return Err(aborted(reader.worker())),
+            EventMeaning::Ping => {
+                context.activity.iter().for_each(|activity| activity.note_comment(event.clone()));
+                if std::mem::replace(&mut holds_ping, true) {
+                    continue;
+                }
+                true
+            }
             EventMeaning::BelowThreshold if running.is_empty() => {
                 return Ok(FirstEvents::BelowThreshold(reader, event));
             }

@@ -13,6 +13,7 @@ use crate::context::Context;
 /// unique, and with the client's id a client could refer to the request of another client.
 pub(crate) fn begin_attempt(context: &Context, decision: &DecisionHandle) -> LegHeaders {
     decision.attempt_begun();
+    context.activity.iter().for_each(|activity| activity.leg_sent());
     leg_headers(context)
 }
 
