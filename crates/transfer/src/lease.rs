@@ -77,6 +77,9 @@ pub fn left_by_engine(expiry_unix_s: f64, now_unix_s: f64) -> Option<Duration> {
 
 /// Limits a call by the lease of its hand-off. An engine that has not begun to answer by the end of
 /// the lease may have taken the blocks too late, and would not report this.
+///
+/// # Errors
+/// As the call, or the lease has ended.
 pub async fn in_lease<T>(
     lease: Option<Lease>,
     worker: &Worker,
@@ -110,6 +113,9 @@ pub async fn queued_past(lease: Lease, worker: &Worker, sent: std::time::Instant
 /// A reply that is not streamed comes only after all tokens are generated, so its time says nothing
 /// about the lease. Only the worker's load reports show whether the leg left the queue in time. With
 /// several samples, a leg that only takes the hand-off comes first; once it has ended, no lease matters.
+///
+/// # Errors
+/// As the decode leg, or the lease has ended.
 pub async fn within_lease<T>(
     worker: &Worker,
     is_streamed: bool,

@@ -110,12 +110,18 @@ impl<'a> Steps<'a> {
 
     /// Sends one request after the other, for a prefix of these tokens and one more token, which are
     /// the first ones of `ids`.
+    ///
+    /// # Errors
+    /// How the fetch ends, if the worker does not hold the prefix then.
     pub async fn run(&self, ids: &[u32]) -> Result<PeerFetchOutcome, PeerFetchOutcome> {
         let given = self.give(ids).await?;
         self.take(given).await
     }
 
     /// Sends the first request: has the source hand the prefix over.
+    ///
+    /// # Errors
+    /// How the fetch ends, if the worker does not hold the prefix then.
     pub async fn give(&self, ids: &[u32]) -> Result<GivenPrefix, PeerFetchOutcome> {
         let Workers { source, fetcher, .. } = &self.workers;
         if !source.stores_kv_as(fetcher) {
@@ -131,6 +137,9 @@ impl<'a> Steps<'a> {
     }
 
     /// Sends the second request: has the worker take what the source has given.
+    ///
+    /// # Errors
+    /// How the fetch ends, if the worker does not hold the prefix then.
     pub async fn take(&self, given: GivenPrefix) -> Result<PeerFetchOutcome, PeerFetchOutcome> {
         let recomputed_tokens = given.recomputed_tokens;
         // After its lease, the source may use the blocks for another prompt, and nobody would see it.

@@ -168,6 +168,9 @@ impl Repair {
 
     /// Makes the call of the leg. If this future is dropped before the call has ended, the call is
     /// kept.
+    ///
+    /// # Errors
+    /// As the call.
     pub async fn run(
         &mut self,
         leg_headers: LegHeaders,
