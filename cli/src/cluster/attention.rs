@@ -44,6 +44,8 @@ pub(crate) enum AttentionKind {
     IndexTruncated,
     /// The index of a worker is rebuilt again and again.
     IndexRebuiltOften,
+    /// Its engine reports no load.
+    NoLoad,
     /// A worker handed nothing over on some endpoints.
     NoHandOff,
     /// The engine of a worker may find less than the index says.
@@ -184,6 +186,11 @@ pub(crate) fn of_worker(worker: &WorkerSnapshot) -> Vec<Attention> {
         let found_often = Attention::new(Kind::IndexRebuiltOften, message);
         found.push(found_often.advise(rebuild_advice(reason)));
     }
+    if let Some(cause) = &worker.load_failure {
+        let message = format!("reports no load ({cause}): only what the router has booked counts");
+        let advice = "make its `/metrics` reachable for the router (SGLang: --enable-metrics)";
+        found.push(Attention::new(Kind::NoLoad, message).advise(advice));
+    }
     if !worker.no_hand_off.is_empty() {
         let endpoints = worker.no_hand_off.join(", ");
         let message = format!("handed nothing over on {endpoints}");
@@ -306,6 +313,7 @@ mod tests {
             events_cut_off: true,
             index_truncated: true,
             index_rebuilt_often: Some("gap".into()),
+            load_failure: Some("engine_timeout".into()),
             no_hand_off: vec!["chat".into()],
             unfollowed_cache_groups: vec!["mamba".into()],
             ..good
@@ -316,6 +324,7 @@ mod tests {
             Kind::EventsCutOff,
             Kind::IndexTruncated,
             Kind::IndexRebuiltOften,
+            Kind::NoLoad,
             Kind::NoHandOff,
             Kind::OverlapIsUpperBound,
         ];

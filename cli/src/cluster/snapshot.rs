@@ -76,6 +76,8 @@ pub(crate) struct WorkerSnapshot {
     pub(crate) index_truncated: bool,
     /// Why the worker's part of the index was rebuilt several times within the last minutes.
     pub(crate) index_rebuilt_often: Option<String>,
+    /// Why its engine reports no load.
+    pub(crate) load_failure: Option<String>,
     pub(crate) no_hand_off: Vec<String>,
     /// Cache groups of its engine that the index does not follow.
     pub(crate) unfollowed_cache_groups: Vec<String>,

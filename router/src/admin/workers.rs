@@ -100,6 +100,7 @@ pub(super) fn view(admin: &Admin, served: &ServedModel, worker: &Worker) -> Valu
 /// What the index of a worker does not say.
 fn trust(worker: &Worker) -> Value {
     json!({
+        "load_failure": worker.load_failure().map(|cause| cause.to_string()),
         "index_rebuilt_often": worker.kv.event_stats.often_rebuilt(Instant::now()),
         "unfollowed_cache_groups": worker.kv.event_stats.other_groups().names().collect::<Vec<_>>(),
     })
