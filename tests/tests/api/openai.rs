@@ -156,7 +156,7 @@ async fn mistakes_in_a_body_are_named_and_no_engine_is_asked() {
         (CHAT, with(chat("x"), "n", 0), "n"),
         (CHAT, with(chat("x"), "n", "two"), "n"),
         (CHAT, with(chat("x"), "max_tokens", -1), "max_tokens"),
-        (CHAT, with(chat("x"), "max_completion_tokens", "8"), "max_completion_tokens"),
+        (CHAT, with(chat("x"), "max_completion_tokens", "eight"), "max_completion_tokens"),
         (CHAT, with(chat("x"), "cache_salt", 5), "cache_salt"),
         (CHAT, with(chat("x"), "stream_options", json!([])), "stream_options"),
         (COMPLETIONS, json!({"model": "sim"}), "prompt"),
