@@ -11,8 +11,8 @@ use crate::scalar;
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct StreamsConfig {
-    /// When no event has gone out for this long, a [comment](http.md#silence) does. At least 10 ms.
-    /// `none`: never.
+    /// The heartbeat: when no event has gone out for this long, a [comment](http.md#silence) does. At
+    /// least 10 ms. `none`: never.
     #[serde(
         deserialize_with = "scalar::duration_or_none",
         serialize_with = "scalar::duration_or_none_text"
