@@ -601,6 +601,7 @@ impl Error {
             (_, ErrorKind::BodyTooLarge | ErrorKind::Overloaded | ErrorKind::OverShare) => {
                 Code::ResourceExhausted
             }
+            (_, ErrorKind::EngineFull { status: 503, .. }) => Code::Unavailable,
             (_, ErrorKind::Busy(_) | ErrorKind::EngineFull { .. }) => Code::ResourceExhausted,
             (_, ErrorKind::BodyTimeout) => Code::DeadlineExceeded,
             (Fault::Client, _) => Code::InvalidArgument,

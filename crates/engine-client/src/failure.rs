@@ -86,8 +86,8 @@ fn rejection(worker: &dyn Engine, status: u16, retry_after_s: Option<u32>, body:
             let message = format!("worker {} is full (status {status})", worker.id());
             return Error::new(ErrorKind::EngineFull { status, retry_after_s }, message);
         }
-        // Without an error object, the server says that there is no such path.
-        (404, Some((message, param))) if is_error_object(body) => {
+        // Engines say of a model what is missing; of a path, they or their servers say the same of all.
+        (404, Some((message, param))) if message != "Not Found" && is_error_object(body) => {
             let error = Error::new(ErrorKind::EngineLacksModel, message.clone());
             return match param {
                 Some(param) => error.with_param(param.clone()),

@@ -134,8 +134,8 @@ async fn only_listed_paths_reach_an_engine() {
     }
     let heard = post.heard();
     let reached: BTreeSet<_> = heard.iter().map(|h| (&*h.method, &*h.target)).collect();
-    let polls =
-        BTreeSet::from([("GET", "/kv_event_sources"), ("GET", "/metrics"), ("GET", "/v1/models")]);
+    let polls = ["/health", "/kv_event_sources", "/metrics", "/v1/models"];
+    let polls = polls.map(|path| ("GET", path)).into_iter().collect();
     assert!(reached.is_subset(&polls), "polls only: {reached:?}");
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
