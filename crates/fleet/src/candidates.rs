@@ -156,7 +156,8 @@ impl<'a> CandidateBuilder<'a> {
         let candidate = Candidate {
             worker: worker.index,
             rank,
-            up: worker.is_available(leg, self.now),
+            // One that rests is preferred by none, but may serve what no other can.
+            up: worker.is_available(leg, self.now) && !worker.health.rest.lasts(self.now),
             busy: self.saturation.is_saturated(
                 work.requests,
                 work.prefill_tokens,

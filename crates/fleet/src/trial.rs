@@ -86,7 +86,9 @@ async fn ask_rank(served: &ServedModel, worker: &Arc<Worker>) -> Result<bool, Er
         Err(error) => match error.kind() {
             _ if error.message().ends_with(NO_SUCH_RANK) => Ok(true),
             // The engine rejects the request for another reason than its rank.
-            ErrorKind::EngineRejected(400 | 404 | 405 | 422) => Ok(false),
+            ErrorKind::EngineRejected(400 | 422)
+            | ErrorKind::EngineLacksPath
+            | ErrorKind::EngineLacksModel => Ok(false),
             _ => Err(error),
         },
     }
@@ -125,7 +127,9 @@ async fn ask(served: &ServedModel, worker: &Arc<Worker>) -> Result<bool, Error> 
         Err(error) => match error.kind() {
             ErrorKind::EngineRejected(412) => Ok(true),
             // The engine does not support the request in this form, so the router uses its index.
-            ErrorKind::EngineRejected(400 | 404 | 405 | 422) => Ok(false),
+            ErrorKind::EngineRejected(400 | 422)
+            | ErrorKind::EngineLacksPath
+            | ErrorKind::EngineLacksModel => Ok(false),
             _ => Err(error),
         },
     }

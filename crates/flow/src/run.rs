@@ -285,7 +285,10 @@ fn conclude(
     generated: Result<Generation, Error>,
 ) -> Result<Option<StartedReply>, Error> {
     match generated {
-        Ok(Generation::Started(begun)) => Ok(Some(begun)),
+        Ok(Generation::Started(begun)) => {
+            attempts.succeeded(&context.served);
+            Ok(Some(begun))
+        }
         Ok(Generation::BelowThreshold(_)) => {
             let message = format!(
                 "worker {} turned the request away by a threshold ({})",

@@ -37,6 +37,11 @@ impl Suspects {
         self.any.store(true, Relaxed);
     }
 
+    /// Forgets a prompt that has succeeded.
+    pub fn remove(&self, prompt: &str) {
+        self.lock().remove(&self.key.hash_one(prompt));
+    }
+
     /// Whether a prompt is one of them.
     pub fn contains(&self, prompt: &str, now: Instant) -> bool {
         if !self.any.load(Relaxed) {
@@ -63,6 +68,8 @@ mod tests {
         suspects.add("a", start);
         assert!(suspects.contains("a", start + REMEMBERED / 2) && !suspects.contains("b", start));
         assert!(!suspects.contains("a", start + REMEMBERED));
+        suspects.remove("a");
+        assert!(!suspects.contains("a", start));
         for number in 0..PROMPTS_MAX as u32 {
             suspects.add(&number.to_string(), start + Duration::from_millis(1 + u64::from(number)));
         }

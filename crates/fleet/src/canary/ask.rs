@@ -116,7 +116,9 @@ async fn post(
             let path = shape.path();
             tracing::debug!(worker = worker.id(), path, %error, "the engine did not serve the canary");
             match error.kind() {
-                ErrorKind::EngineRejected(400 | 404 | 405 | 422) => Ok(None),
+                ErrorKind::EngineRejected(400 | 422)
+                | ErrorKind::EngineLacksPath
+                | ErrorKind::EngineLacksModel => Ok(None),
                 _ => Err(UnclearReason::NoReply),
             }
         }

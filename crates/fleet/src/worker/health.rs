@@ -165,7 +165,7 @@ impl Worker {
 
     /// Whether the worker may get this leg: its state takes work and its circuit breaker allows it.
     pub fn is_available(&self, leg: Leg, now: Instant) -> bool {
-        self.state().takes_work() && self.breaker(leg).allows(now) && !self.health.rest.lasts(now)
+        self.state().takes_work() && self.breaker(leg).allows(now)
     }
 
     /// Takes back the last failure of a leg: the request was at fault.

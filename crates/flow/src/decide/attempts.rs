@@ -40,6 +40,11 @@ impl DecodeAttempts {
         &self.failed
     }
 
+    /// Records that an attempt has succeeded.
+    pub(crate) fn succeeded(&self, served: &ServedModel) {
+        self.failures.succeeded(served);
+    }
+
     /// Excludes further workers.
     pub(crate) fn exclude(&mut self, workers: Vec<Exclusion>) {
         self.failed.extend(workers);
@@ -128,6 +133,13 @@ impl AttemptFailures {
     /// The number of further attempts: none for a suspect prompt.
     pub(crate) fn bound(&self, configured: u32) -> u32 {
         if self.is_suspect { 0 } else { configured }
+    }
+
+    /// Records that an attempt has succeeded.
+    pub(crate) fn succeeded(&self, served: &ServedModel) {
+        if let Some(prompt) = self.prompt.as_ref().filter(|_| self.is_suspect) {
+            served.suspects.remove(prompt);
+        }
     }
 
     /// Judges a failure that was counted against its worker. If the prompt has failed alike on another

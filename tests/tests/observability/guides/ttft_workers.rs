@@ -42,7 +42,7 @@ async fn a_slow_prefill_worker_is_found_by_its_legs_and_its_costs() {
 }
 
 #[tokio::test]
-async fn a_worker_that_hangs_is_found_by_its_failures() {
+async fn a_worker_that_hangs_is_found_by_its_state() {
     let spec = Spec {
         prefill: 2,
         decode: 1,
@@ -59,11 +59,11 @@ async fn a_worker_that_hangs_is_found_by_its_failures() {
     walk.page.says(6, "retries", "`reason` is the outcome of the failed attempt");
     let retry = [("leg", "prefill"), ("reason", "engine_timeout")];
     walk.until(6, "splitrail_retries_total", |now| value(now, &retry) > 0.0).await;
-    walk.page.says(3, "a worker fails", "SplitrailBreakerOpen");
+    walk.page.says(3, "a worker hangs", "`stuck`");
     let p0 = [("worker", "p0"), ("leg", "prefill"), ("reason", "engine_timeout")];
     walk.until(3, "splitrail_worker_leg_failures_total", |now| value(now, &p0) > 0.0).await;
-    walk.worker(3, "p0", |worker| worker["breakers_open"][0] == "prefill").await;
-    walk.fires(&["SplitrailBreakerOpen"]).await;
+    walk.worker(3, "p0", |worker| worker["state"] == "stuck").await;
+    walk.fires(&[]).await;
 }
 
 #[tokio::test]
