@@ -278,10 +278,8 @@ impl Inbound {
         }
         let stream = body.get::<bool>("stream", "true or false")?.unwrap_or(false);
         let include_usage = include_usage(&body, endpoint, stream)?;
-        let response = match endpoint {
-            Endpoint::Responses => Some(responses::read(&mut body, limits)?),
-            _ => None,
-        };
+        let response = endpoint == Endpoint::Responses;
+        let response = response.then(|| responses::read(&mut body, limits)).transpose()?;
         let sampling = Sampling::of(&body, endpoint)?;
         let n = sampling.n()?;
         let prompts = match endpoint {

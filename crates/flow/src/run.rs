@@ -176,7 +176,7 @@ async fn run_prefill_step(
             }
             let failed = attempts.failed();
             let prefilled = boxed_future(|| prefill_or_local(prompt, failed)).await?;
-            Ok(prefilled.map_or(alone, |prefilled| PrefillStep::Prefilled(Box::new(prefilled))))
+            Ok(prefilled.map_or(alone, PrefillStep::Prefilled))
         }
         NextLegs::PrefillFirst if config.on_no_prefill == OnNoPrefill::Fail => {
             let message = format!("model {} has no decode worker that is up", config.name);

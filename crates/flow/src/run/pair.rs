@@ -23,8 +23,9 @@ use crate::run::leg_headers::{begin_attempt, traced_headers};
 use crate::run::local_prefill::record_nothing_handed_over;
 use crate::run::prefill::{self, PrefillAttempts, PrefillReply, without_prefill};
 use crate::run::reply_leg::ReplyLeg;
+use splitrail_api::Parts;
 use splitrail_api::error::{Error, ErrorKind, Fault};
-use splitrail_engine_client::RevocableBody;
+use splitrail_engine_client::{LegHeaders, RevocableBody};
 use splitrail_fleet::Worker;
 use splitrail_ledger::leg::{LegFacts, LegKind};
 use splitrail_policy::Leg;
@@ -177,24 +178,9 @@ async fn run_both_legs(
     };
     let (decode_body, send_state) = RevocableBody::new(decode_body.map_err(PairFailure::Decode)?);
     let registration = Registration::new(send_state);
-    let mut repair = pair.decode_waits_for_prefill().then(|| {
-        let leg = PrefillLeg {
-            served: Arc::clone(&context.served),
-            metrics: Arc::clone(&context.metrics),
-            endpoint: context.endpoint,
-            body: body.clone(),
-            memory: Arc::clone(&context.memory),
-            prefill: Arc::clone(&prefill.worker),
-            prefill_rank: prefill.rank,
-            decode: Arc::clone(&sending.placed.worker),
-            decode_rank: sending.placed.rank,
-            pushes: pair.pushing_engine(),
-            uncached_tokens: prefill.uncached_tokens(context, unit),
-            prompt_tokens: unit.weight_tokens,
-        };
-        let cluster = Arc::clone(&context.preparer.cluster);
-        Repair::new(cluster, leg, registration.clone(), prefill.pinned(&leg_headers))
-    });
+    let mut repair = pair
+        .decode_waits_for_prefill()
+        .then(|| repair_of(sending, prefill, pair, body.clone(), &leg_headers, &registration));
     // The name of the pair may be used only once, so no body must be sent twice.
     let body = RevocableBody::new(body).0.once();
     let prefilling = prefill::send(sending.prompt, &leg_headers, prefill, body, repair.as_mut());
@@ -241,6 +227,34 @@ async fn run_both_legs(
         Err(_) => tracing::debug!(worker = prefill.worker.id(), "a prefill's count is late"),
     }
     Ok(begun)
+}
+
+/// What frees the blocks of the decode engine if the pair is given up.
+fn repair_of(
+    sending: &ReplyLeg<'_>,
+    prefill: &PlacedLeg,
+    pair: &Pair,
+    body: Parts,
+    leg_headers: &LegHeaders,
+    registration: &Registration,
+) -> Repair {
+    let PromptContext { context, unit, .. } = sending.prompt;
+    let leg = PrefillLeg {
+        served: Arc::clone(&context.served),
+        metrics: Arc::clone(&context.metrics),
+        endpoint: context.endpoint,
+        body,
+        memory: Arc::clone(&context.memory),
+        prefill: Arc::clone(&prefill.worker),
+        prefill_rank: prefill.rank,
+        decode: Arc::clone(&sending.placed.worker),
+        decode_rank: sending.placed.rank,
+        pushes: pair.pushing_engine(),
+        uncached_tokens: prefill.uncached_tokens(context, unit),
+        prompt_tokens: unit.weight_tokens,
+    };
+    let cluster = Arc::clone(&context.preparer.cluster);
+    Repair::new(cluster, leg, registration.clone(), prefill.pinned(leg_headers))
 }
 
 /// Records the success of the prefill leg and enters its usage in the ledger.

@@ -149,7 +149,7 @@ pub(crate) fn no_prefill_worker(context: &Context) -> Error {
 pub(crate) async fn prefill_or_local(
     prompt: PromptContext<'_>,
     failed_decode: &[Exclusion],
-) -> Result<Option<PrefillResult>, Error> {
+) -> Result<Option<Box<PrefillResult>>, Error> {
     let PromptContext { context, unit, decision, .. } = prompt;
     let Context { served, endpoint, options, .. } = context.as_ref();
     let rules = prefill_rules(served, *endpoint, unit, *options);
@@ -322,7 +322,7 @@ enum RepliedHandOff {
 /// The result of a prefill leg that was answered.
 enum PrefillOutcome {
     /// A decode leg can follow.
-    HandedOver(PrefillResult),
+    HandedOver(Box<PrefillResult>),
     /// The worker that answers computes the prompt.
     NothingHandedOver(LocalReason),
 }
@@ -473,7 +473,8 @@ async fn prefill(
     if is_stored {
         reply.report(context, decision, worker, None);
         let worker = Arc::clone(worker);
-        return Ok(PrefillOutcome::HandedOver(PrefillResult { worker, staged: None, leg_headers }));
+        let prefilled = PrefillResult { worker, staged: None, leg_headers };
+        return Ok(PrefillOutcome::HandedOver(Box::new(prefilled)));
     }
     let replied = reply.hand_off(worker);
     record_missing_hand_off(worker, context.endpoint, &replied);
@@ -497,7 +498,7 @@ async fn prefill(
     };
     let staged = Staged::new(origin, release_request(context, unit), hand_off, lease);
     let (worker, staged) = (Arc::clone(worker), Some(staged));
-    Ok(PrefillOutcome::HandedOver(PrefillResult { worker, staged, leg_headers }))
+    Ok(PrefillOutcome::HandedOver(Box::new(PrefillResult { worker, staged, leg_headers })))
 }
 
 /// Remembers whether a worker returns hand-offs for an endpoint.
