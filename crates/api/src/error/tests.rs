@@ -1,3 +1,6 @@
+use serde_json::{Value, json};
+use splitrail_engine::dialect::Dialect;
+
 use super::*;
 
 #[test]

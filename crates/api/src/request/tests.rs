@@ -117,7 +117,7 @@ fn wrong_types_are_named() {
     for (text, param) in [
         (r#"{"prompt":"x"}"#, "model"),
         (r#"{"model":3,"prompt":"x"}"#, "model"),
-        (r#"{"model":"m","prompt":"x","stream":"yes"}"#, "stream"),
+        (r#"{"model":"m","prompt":"x","stream":"maybe"}"#, "stream"),
         (r#"{"model":"m","prompt":"x","stream":true,"stream_options":[true]}"#, "stream_options"),
         (r#"{"model":"m","prompt":"x","stream_options":{}}"#, "stream_options"),
         (r#"{"model":"m","prompt":"x","cache_salt":5}"#, "cache_salt"),
