@@ -199,7 +199,7 @@ async fn a_worker_that_fails_is_replaced_and_then_left_alone() {
     let trial = &mut Trial::start(Spec { model: model.into(), ..embedding(2) }).await;
     for fault in [
         FaultKind::Status { status: 500 },
-        FaultKind::Status { status: 408 },
+        FaultKind::Status { status: 502 },
         FaultKind::Reset,
         FaultKind::Hang,
     ] {
