@@ -121,7 +121,7 @@ fn wrong_types_are_named() {
         (r#"{"model":"m","prompt":"x","stream":true,"stream_options":[true]}"#, "stream_options"),
         (r#"{"model":"m","prompt":"x","stream_options":{}}"#, "stream_options"),
         (r#"{"model":"m","prompt":"x","cache_salt":5}"#, "cache_salt"),
-        (r#"{"model":"m","prompt":"x","use_beam_search":1}"#, "use_beam_search"),
+        (r#"{"model":"m","prompt":"x","use_beam_search":[]}"#, "use_beam_search"),
         (r#"{"model":"m","prompt":"x","prompt_embeds":[]}"#, "prompt_embeds"),
     ] {
         let error = parse(Endpoint::Completions, text).err().unwrap();
