@@ -228,13 +228,16 @@ def test_errors_raise_what_the_clients_have_for_them(router):
         router.anthropic.messages.create(
             **{**message, "messages": [{"role": "user", "content": "word " * 9000}]}
         )
-    for kept in ({"store": True}, {"background": True}, {"previous_response_id": "resp_1"}):
+    for kept in ({"background": True}, {"previous_response_id": "resp_1"}):
         with pytest.raises(openai.BadRequestError) as caught:
             router.openai.responses.create(**response, **kept)
         assert caught.value.param == next(iter(kept))
     with pytest.raises(openai.NotFoundError):
         router.openai.responses.retrieve("resp_1")
-    assert router.openai.responses.create(**response, store=False).output_text is not None
+    for store in (True, False):
+        answer = router.openai.responses.create(**response, store=store)
+        assert answer.output_text is not None
+        assert getattr(answer, "store", False) is False
 
 
 @DIALECTS
