@@ -120,7 +120,7 @@ pub struct Config {
     #[serde(default)]
     pub defaults: Defaults,
     /// The secret behind the cache salts of tenants, the same for all routers of a cluster. Without
-    /// it, whoever reaches an engine and knows a tenant's name can compute its salt.
+    /// it, anyone who can reach an engine and knows the name of a tenant can compute its salt.
     #[serde(default)]
     pub cache_salt_key: Option<Secret>,
     /// The models, one entry each.

@@ -93,7 +93,7 @@ pub struct WorkerAddress {
 pub struct EngineState {
     /// Which engine it is.
     pub kind: EngineKind,
-    /// What the engine has told about itself.
+    /// What the engine reports about itself.
     pub facts: EngineFacts,
     /// The endpoints that the engine lacks, and the circuit breaker of endpoints that need no model.
     pub endpoint_support: EndpointSupport,

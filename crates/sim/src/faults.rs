@@ -52,8 +52,8 @@ pub enum FaultKind {
         /// Number of chunks before the cut.
         after_chunks: usize,
     },
-    /// The engine gives the reply up after so many tokens, as if it were paused: the finish reason is
-    /// `abort`, and there is no hand-off.
+    /// The engine aborts the reply after this many tokens, as a paused engine does: the finish reason
+    /// is `abort`, and there is no hand-off.
     Abort {
         /// Number of tokens before the end.
         after_tokens: usize,

@@ -45,7 +45,8 @@ impl Rest {
     /// Records that the engine has taken a request.
     pub fn end(&self) {
         if self.is_full.load(Relaxed) {
-            *self.lock() = None;
+            let mut period = self.lock();
+            *period = None;
             self.is_full.store(false, Relaxed);
         }
     }

@@ -39,7 +39,9 @@ impl Suspects {
 
     /// Forgets a prompt that has succeeded.
     pub fn remove(&self, prompt: &str) {
-        self.lock().remove(&self.key.hash_one(prompt));
+        let mut failed_at = self.lock();
+        failed_at.remove(&self.key.hash_one(prompt));
+        self.any.store(!failed_at.is_empty(), Relaxed);
     }
 
     /// Whether a prompt is one of them.

@@ -115,7 +115,7 @@ pub struct Limits {
     /// a batch, and each sample sent separately, counts.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub in_flight_max: usize,
-    /// How clients are told apart to share `in_flight_max` when it gets scarce. Requests beyond a
+    /// How the router identifies clients, which share `in_flight_max` when it is scarce. Requests beyond a
     /// fair share get 429 and `Retry-After`.
     pub fair_by: FairBy,
     /// Maximum prompts in one batch.
