@@ -42,8 +42,12 @@ impl Logged {
         assert_eq!(told, expected, "{line}");
     }
 
+    /// Has the decode engine misbehave in this way from now on. A count of one would not do: a trial
+    /// of a worker that seems to hang would take the fault of the next request.
     pub(super) fn fault(&self, kind: FaultKind) {
-        self.cluster.engine("d0").set_fault(Fault { kind, times: Some(1) });
+        let engine = self.cluster.engine("d0");
+        engine.clear_faults();
+        engine.set_fault(Fault { kind, times: None });
     }
 
     /// Ends the prefill engine, and waits until the router knows.
