@@ -102,8 +102,15 @@ impl Entry {
     pub(crate) fn prefill_sent(&mut self, leg: LegFacts) {
         self.discard(SUPERSEDED);
         if !self.closed {
-            self.prefill = Some(leg);
+            self.prefill = Some(self.with_cache_before(leg));
         }
+    }
+
+    /// A leg with what was known of its worker's cache before earlier attempts ran there.
+    fn with_cache_before(&self, leg: LegFacts) -> LegFacts {
+        let mut earlier = self.discarded.iter().map(|discarded| &discarded.leg);
+        let first = earlier.find(|earlier| earlier.worker == leg.worker);
+        LegFacts { before: first.map(LegFacts::cache_before), ..leg }
     }
 
     /// Records that the prefill engine has computed the prompt.
@@ -134,6 +141,7 @@ impl Entry {
             false => self.discard(SUPERSEDED),
         }
         if !self.closed {
+            let leg = self.with_cache_before(leg);
             self.decode = Some(LegFacts { receives: self.prefill.is_some(), ..leg });
         }
     }

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use serde_json::{Value, json};
-use splitrail_sim::{DecodeUsage, SimConfig, UsageReport};
+use splitrail_sim::{DecodeUsage, Fault, FaultKind, SimConfig, UsageReport};
 use splitrail_tests::{Cluster, Spec};
 
 const BLOCK: u64 = 16;
@@ -454,4 +454,24 @@ async fn running_totals_without_final_usage_are_no_way_to_get_usage() {
         let chunks = cluster.http.stream(path, &body).await.chunks().await;
         assert!(chunks.iter().all(|chunk| chunk["usage"].is_null()), "{options}: {chunks:?}");
     }
+}
+
+#[tokio::test]
+async fn what_a_failed_attempt_has_computed_is_not_told_as_cached() {
+    let policy = "{ kind: round_robin }";
+    let cluster = Cluster::start(Spec { prefill: 1, policy, ..Spec::default() }).await;
+    // In turn, the first request goes to this engine.
+    let fails = Fault { kind: FaultKind::Status { status: 500 }, times: Some(1) };
+    cluster.engine("d0").set_fault(fails);
+    let body = json!({"model": "sim", "prompt": fresh(), "max_tokens": ANSWER_TOKENS});
+    let reply = cluster.http.post("/v1/completions", &body).await;
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    assert_eq!(reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
+    let id = reply.header("x-request-id").to_owned();
+    let ledger = cluster.decisions(&id).await[0]["ledger"].clone();
+    assert_eq!(ledger["cached_source"], "earlier_attempt", "{ledger}");
+    assert_eq!(cluster.engine("p0").state().totals.hand_offs_staged, 2, "it was computed again");
+    // The next request finds what the failed attempt has left.
+    let again = cluster.http.post("/v1/completions", &body).await.json();
+    assert_ne!(again["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
 }

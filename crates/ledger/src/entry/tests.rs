@@ -297,3 +297,33 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn what_a_failed_attempt_has_left_in_a_cache_is_no_hit() {
+    let cached_on = |worker: &str| {
+        let mut entry = Entry::default();
+        let prefill = |worker: &str, overlap_blocks| LegFacts {
+            worker: worker.into(),
+            ..leg(LegKind::Prefill, Some(239), overlap_blocks)
+        };
+        // The first attempt computes the prompt on p0, which held one block of it, and fails then.
+        entry.prefill_sent(prefill("p0", 1));
+        entry.prefill_reported(Some(239), Some(16));
+        entry.decode_sent(leg(LegKind::Decode, Some(239), 0));
+        entry.discard("engine_failed");
+        entry.prefill_sent(prefill("p0", 14));
+        entry.discard("engine_failed");
+        entry.prefill_sent(prefill(worker, 14));
+        entry.prefill_reported(Some(239), Some(224));
+        let (_, figures) = entry.legs().next().unwrap();
+        let tokens = figures.unwrap().tokens;
+        assert_eq!(tokens.hit() + tokens.local_compute, 239);
+        let told = entry.prefill().unwrap().reported_cached_tokens();
+        let cached = entry.cached().unwrap();
+        assert_eq!(told, Some(cached.tokens), "in the headers of a stream");
+        cached
+    };
+    let of_engine = CachedTokens { tokens: 224, source: Origin::EnginePrefill };
+    assert_eq!(cached_on("p1"), of_engine, "another worker's cache is its own");
+    assert_eq!(cached_on("p0"), CachedTokens { tokens: 16, source: Origin::EarlierAttempt });
+}
