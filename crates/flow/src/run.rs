@@ -260,8 +260,9 @@ async fn run_reply_leg(
     };
     record_sent_prompt(context, unit, &placed);
     let guard = match leg {
-        Leg::Decode => preemption_guard(prompt),
-        Leg::Prefill | Leg::Aggregated => 0.0,
+        // A request that is preempted in its last attempt is better computed again than refused.
+        Leg::Decode if !attempts.is_last() => preemption_guard(prompt),
+        Leg::Decode | Leg::Prefill | Leg::Aggregated => 0.0,
     };
     let threshold = carried_threshold(context, &placed.worker, guard);
     let sending = ReplyLeg { prompt, leg_headers: &leg_headers, placed: &placed, threshold };

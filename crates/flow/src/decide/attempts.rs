@@ -40,6 +40,11 @@ impl DecodeAttempts {
         &self.failed
     }
 
+    /// Whether no further attempt is allowed after the present one.
+    pub(crate) fn is_last(&self) -> bool {
+        self.left == 0
+    }
+
     /// Records that an attempt has succeeded.
     pub(crate) fn succeeded(&self, served: &ServedModel) {
         self.failures.succeeded(served);

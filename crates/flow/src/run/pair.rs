@@ -74,7 +74,7 @@ pub(crate) async fn pair_or_local(
         excluded.extend(excluded_from_decode(&context.served, &prefill.worker));
         let decode = place(prompt, LegRules::any(Leg::Decode, &excluded))?;
         let leg_headers = begin_attempt(context, decision);
-        let guard = preemption_guard(prompt);
+        let guard = if attempts.is_last() { 0.0 } else { preemption_guard(prompt) };
         let sending = ReplyLeg {
             prompt,
             leg_headers: &leg_headers,
