@@ -98,6 +98,7 @@ fn to_json(replicas: &[Replica], replies: &Replies, merged: &[MergedWorker<'_>])
             "prefill_tokens": worker.sum(|seen| seen.prefill_tokens),
             "engine_waiting": worker.largest(waiting),
             "engine_kv_used_ratio": worker.largest(|seen| seen.engine_kv_used_ratio),
+            "slowdown": worker.largest(|seen| seen.slowdown.largest()),
             "replicas": seen.collect::<Vec<_>>(),
         })
     };
@@ -118,6 +119,7 @@ fn to_text(replies: &Replies, merged: &[MergedWorker<'_>], now_unix_ms: u64) -> 
         Column::figure("prefill tokens"),
         Column::figure("waiting"),
         Column::figure("KV used"),
+        Column::figure("slowdown"),
         Column::text("KV routing", 16),
         Column::text("parity", 24),
         Column::text("url", 48),
@@ -131,6 +133,7 @@ fn to_text(replies: &Replies, merged: &[MergedWorker<'_>], now_unix_ms: u64) -> 
             states += &format!(" (known to {} of {reached} routers)", worker.seen.len());
         }
         let ratio = worker.largest(|seen| seen.engine_kv_used_ratio);
+        let slowdown = worker.largest(|seen| seen.slowdown.largest());
         let figure = |figure: Option<f64>| figure.map_or("-".to_owned(), |f| format!("{f:.0}"));
         let newest = worker.seen.iter().map(|(_, seen)| seen.state_since_unix_ms).max();
         vec![
@@ -143,6 +146,7 @@ fn to_text(replies: &Replies, merged: &[MergedWorker<'_>], now_unix_ms: u64) -> 
             worker.sum(|seen| seen.prefill_tokens).to_string(),
             figure(worker.largest(waiting)),
             ratio.map_or("-".to_owned(), |ratio| format!("{:.0} %", ratio * 100.0)),
+            slowdown.map_or("-".to_owned(), |times| format!("{times:.1}x")),
             worker.texts(|seen| if seen.kv_routing { "yes" } else { "no" }.to_owned()),
             worker.texts(parity),
             worker.texts(|seen| seen.url.clone()),

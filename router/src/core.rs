@@ -18,6 +18,7 @@ use splitrail_api::name::Name;
 use splitrail_api::shares::ClientShare;
 use splitrail_config::model::{Config, OnNoPrefill, RequestFlow};
 use splitrail_fleet::parity::Parity;
+use splitrail_fleet::state::WorkerState;
 use splitrail_fleet::{Cluster, ServedModel, ServedModels, Worker};
 use splitrail_flow::prepare::Preparer;
 use splitrail_ledger::audit::Audit;
@@ -238,14 +239,18 @@ impl Core {
             };
             let name = served.name();
             for leg in legs {
-                let up = |worker: &Arc<Worker>| worker.is_up() && worker.is_probed();
-                if !roster.iter().any(|worker| worker.serves(*leg) && up(worker)) {
+                let serves = |worker: &Arc<Worker>| {
+                    worker.is_up() && worker.is_probed() && worker.state() != WorkerState::Unready
+                };
+                let of_role = || roster.iter().filter(|worker| worker.serves(*leg));
+                if !of_role().any(serves) {
                     // Decode workers are the ones that may prefill locally.
                     let role = match hands_over && *leg == Leg::Aggregated {
                         true => Leg::Decode.name(),
                         false => leg.name(),
                     };
-                    return Some(format!("model {name} has no {role} worker that is up"));
+                    let causes = causes_out_of_service(of_role());
+                    return Some(format!("model {name} has no {role} worker that serves{causes}"));
                 }
             }
             if pool.block_size() == 0 {
@@ -277,4 +282,17 @@ impl Core {
         self.settled.store(true, Relaxed);
         None
     }
+}
+
+/// Why workers do not serve: of the first three, after a colon.
+fn causes_out_of_service<'a>(workers: impl Iterator<Item = &'a Arc<Worker>>) -> String {
+    let cause = |worker: &Arc<Worker>| match worker.is_probed() {
+        true => {
+            let (id, state) = (worker.id(), worker.state().name());
+            format!("{id} is {state} ({})", worker.health.lifecycle.since().why)
+        }
+        false => format!("{} has not been probed yet", worker.id()),
+    };
+    let causes: Vec<String> = workers.take(3).map(cause).collect();
+    if causes.is_empty() { String::new() } else { format!(": {}", causes.join(", ")) }
 }

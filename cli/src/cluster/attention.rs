@@ -44,6 +44,8 @@ pub(crate) enum AttentionKind {
     IndexTruncated,
     /// The index of a worker is rebuilt again and again.
     IndexRebuiltOften,
+    /// A worker takes much longer than the others of its role.
+    Slow,
     /// Its engine reports no load.
     NoLoad,
     /// A worker handed nothing over on some endpoints.
@@ -169,7 +171,10 @@ pub(crate) fn of_worker(worker: &WorkerSnapshot) -> Vec<Attention> {
     }
     if !worker.breakers_open.is_empty() {
         let legs = worker.breakers_open.join(", ");
-        found.push(Attention::new(Kind::BreakerOpen, format!("circuit breaker open: {legs}")));
+        let failure =
+            worker.last_failure.as_ref().map(|failure| format!(", last failure {failure}"));
+        let message = format!("circuit breaker open: {legs}{}", failure.unwrap_or_default());
+        found.push(Attention::new(Kind::BreakerOpen, message));
     }
     found.extend(kv_routing(worker));
     if worker.events_cut_off {
@@ -185,6 +190,12 @@ pub(crate) fn of_worker(worker: &WorkerSnapshot) -> Vec<Attention> {
         let message = format!("its index is dropped and built again and again: {reason}");
         let found_often = Attention::new(Kind::IndexRebuiltOften, message);
         found.push(found_often.advise(rebuild_advice(reason)));
+    }
+    for (work, times) in worker.slowdown.notable() {
+        let message = format!("slow: its {work} {times:.1} times as long as on the others");
+        let advice = "look for a throttled accelerator, another process on it, or other flags of its \
+                      engine";
+        found.push(Attention::new(Kind::Slow, message).advise(advice));
     }
     if let Some(cause) = &worker.load_failure {
         let message = format!("reports no load ({cause}): only what the router has booked counts");
@@ -271,6 +282,7 @@ fn of_parity(kind: AttentionKind, worker: &WorkerSnapshot) -> Attention {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::snapshot::SlowdownSnapshot;
 
     #[test]
     fn a_worker_in_service_needs_no_attention_and_each_fault_is_named_once() {
@@ -313,6 +325,7 @@ mod tests {
             events_cut_off: true,
             index_truncated: true,
             index_rebuilt_often: Some("gap".into()),
+            slowdown: SlowdownSnapshot { prefill: Some(20.0), decode: Some(1.1) },
             load_failure: Some("engine_timeout".into()),
             no_hand_off: vec!["chat".into()],
             unfollowed_cache_groups: vec!["mamba".into()],
@@ -324,6 +337,7 @@ mod tests {
             Kind::EventsCutOff,
             Kind::IndexTruncated,
             Kind::IndexRebuiltOften,
+            Kind::Slow,
             Kind::NoLoad,
             Kind::NoHandOff,
             Kind::OverlapIsUpperBound,

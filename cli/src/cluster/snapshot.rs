@@ -73,6 +73,8 @@ pub(crate) struct WorkerSnapshot {
     /// Prompt tokens of this replica's requests that the worker has not computed yet.
     pub(crate) prefill_tokens: u64,
     pub(crate) breakers_open: Vec<String>,
+    /// The last failure that counted against the worker.
+    pub(crate) last_failure: Option<String>,
     pub(crate) index_truncated: bool,
     /// Why the worker's part of the index was rebuilt several times within the last minutes.
     pub(crate) index_rebuilt_often: Option<String>,
@@ -93,12 +95,40 @@ pub(crate) struct WorkerSnapshot {
     pub(crate) engine_waiting: Option<u64>,
     /// The share of the engine's KV blocks that is in use.
     pub(crate) engine_kv_used_ratio: Option<f64>,
+    /// How many times as long as the usual worker of its role it takes.
+    pub(crate) slowdown: SlowdownSnapshot,
     /// How the worker's KV events reach the router; `None` if the worker has no source of them.
     pub(crate) events_origin: Option<String>,
     /// Whether the worker has KV events and they do not arrive.
     pub(crate) events_cut_off: bool,
     /// How far the worker is prewarmed; `None` if it was not.
     pub(crate) prewarm: Option<PrewarmSnapshot>,
+}
+
+/// How many times as long as the usual worker of its role a worker takes; `None` if that is not known.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub(crate) struct SlowdownSnapshot {
+    /// To compute a prompt.
+    pub(crate) prefill: Option<f64>,
+    /// For a decode step.
+    pub(crate) decode: Option<f64>,
+}
+
+impl SlowdownSnapshot {
+    /// The larger of the two.
+    pub(crate) fn largest(self) -> Option<f64> {
+        [self.prefill, self.decode].into_iter().flatten().max_by(f64::total_cmp)
+    }
+
+    /// What the worker is slow at, with how many times as long it takes.
+    pub(crate) fn notable(self) -> impl Iterator<Item = (&'static str, f64)> {
+        /// From this factor on an operator should know. Hardware of one fleet differs by less.
+        const NOTABLE: f64 = 3.0;
+        let legs = [("prefills take", self.prefill), ("decode steps take", self.decode)];
+        let known = legs.into_iter().filter_map(|(leg, times)| Some((leg, times?)));
+        known.filter(|(_, times)| *times >= NOTABLE)
+    }
 }
 
 /// How far a worker is prewarmed.

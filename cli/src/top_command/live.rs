@@ -87,6 +87,7 @@ pub(super) struct Worker {
     pub(super) engine_waiting: Option<u64>,
     pub(super) kv_used_ratio: Option<f64>,
     pub(super) hit_ratio: Option<f64>,
+    pub(super) slowdown: Option<f64>,
     pub(super) event_lag_ms: Option<f64>,
     pub(super) overlap_issues: Vec<String>,
     pub(super) parity_cause: Option<String>,

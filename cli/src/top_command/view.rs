@@ -57,6 +57,8 @@ pub(super) struct Row<'s> {
     /// The mean of those that routers have.
     pub(super) hit_ratio: Option<f64>,
     /// The largest.
+    pub(super) slowdown: Option<f64>,
+    /// The largest.
     pub(super) event_lag_ms: Option<f64>,
     /// What is wrong with it, each once.
     pub(super) issues: Vec<String>,
@@ -217,6 +219,7 @@ impl<'s> Row<'s> {
         self.engine_running = self.engine_running.max(worker.engine_running);
         self.engine_waiting = self.engine_waiting.max(worker.engine_waiting);
         largest(&mut self.kv_used_ratio, worker.kv_used_ratio);
+        largest(&mut self.slowdown, worker.slowdown);
         largest(&mut self.event_lag_ms, worker.event_lag_ms);
         for issue in issues(worker) {
             if !self.issues.contains(&issue) {

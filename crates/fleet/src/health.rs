@@ -1,5 +1,5 @@
 //! Ejects workers of a model that perform much worse than their peers, ends slow starts and ejections
-//! when their time is over, and finds workers that are stuck.
+//! when their time is over, finds workers that are stuck, and compares what workers cost.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -14,17 +14,21 @@ use super::work_trial;
 use super::worker::Worker;
 use crate::ServedModel;
 use splitrail_config::model::{EjectionConfig, Model, OnNoPrefill, Role};
+use splitrail_policy::learn::UsualScales;
 use splitrail_workload::ejection::{Record, lasts, outliers};
 
 /// Interval at which ends of slow starts and ejections are checked, and the progress of workers.
 const TICK: Duration = Duration::from_millis(100);
+
+/// Interval at which workers learn what the usual one is like.
+const COMPARISON_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Watches a model until the task is aborted.
 pub(super) async fn run(served: Arc<ServedModel>) {
     let config = served.config.health;
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut next_look = Instant::now();
+    let (mut next_look, mut next_comparison) = (Instant::now(), Instant::now());
     // At most one for each worker.
     let mut trials = JoinSet::new();
     loop {
@@ -37,6 +41,10 @@ pub(super) async fn run(served: Arc<ServedModel>) {
             if check_progress(&roster, worker, &served.config, now) {
                 trials.spawn(work_trial::run(Arc::clone(&served), Arc::clone(worker)));
             }
+        }
+        if now >= next_comparison {
+            next_comparison = now + COMPARISON_INTERVAL;
+            compare_costs(&roster);
         }
         if now >= next_look {
             next_look = now + config.ejection.interval;
@@ -57,6 +65,19 @@ fn end_times(roster: &Roster, slow_start: Duration, now: Instant) {
             }
             _ => {}
         }
+    }
+}
+
+/// Tells each worker's cost model what the usual worker of its role is like. Of what no worker of the
+/// role has done yet, the usual one of all roles is known.
+fn compare_costs(roster: &Roster) {
+    let workers: Vec<_> =
+        roster.iter().map(|worker| (worker, worker.load.costs.learner())).collect();
+    let of_all = UsualScales::of(workers.iter().map(|(_, learner)| learner));
+    for role in [Role::Prefill, Role::Decode, Role::Both] {
+        let of_role = workers.iter().filter(|(worker, _)| worker.config.role == role);
+        let usual = UsualScales::of(of_role.clone().map(|(_, learner)| learner)).or(&of_all);
+        of_role.for_each(|(worker, _)| worker.load.costs.set_usual(&usual));
     }
 }
 

@@ -10,7 +10,7 @@ use splitrail_engine_client::{Question, WholeReply, random_request_id};
 use tokio::time::Instant;
 
 use super::engine_facts::Publication;
-use super::worker::Worker;
+use super::worker::{UnreadyCause, Worker};
 use crate::ServedModel;
 
 /// Maximum size of a reply in bytes. A list of models with thousands of adapters has about 2 MB.
@@ -84,7 +84,9 @@ fn learn_models(served: &ServedModel, worker: &Worker, reply: &WholeReply) {
     // An engine that does not report a limit is not asked again.
     let said = models.iter().filter_map(|model| model.context_tokens).min();
     worker.engine.facts.set_context_tokens(said.unwrap_or(u32::MAX));
-    if !models.iter().any(|model| model.name == served.name()) {
+    let lacks_model = !models.iter().any(|model| model.name == served.name());
+    worker.set_unready(UnreadyCause::LacksModel, lacks_model);
+    if lacks_model {
         let shown = |name: &str| name.chars().take(NAME_MAX_CHARS).collect::<String>();
         let serves: Vec<_> = models.iter().map(|model| shown(&model.name)).take(8).collect();
         tracing::error!(

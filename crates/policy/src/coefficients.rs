@@ -67,34 +67,20 @@ impl Default for Coefficients {
 }
 
 impl Coefficients {
-    /// The usual worker of a fleet: its prefill coefficients are chosen so that as many such
-    /// workers have the same total speed (the harmonic mean). All other coefficients are those of
-    /// the first worker.
-    pub fn usual<'a>(all: impl Iterator<Item = &'a Self>) -> Self {
-        let mut all = all.peekable();
-        let Some(first) = all.peek().map(|first| **first) else { return Self::default() };
-        // Usually all workers are equal, and no division is needed.
-        let (mut alike, mut others, mut speeds) = (0.0, 0.0, [0.0; 3]);
-        for one in all {
-            if one.prefill() == first.prefill() {
-                alike += 1.0;
-            } else {
-                others += 1.0;
-                let each = speeds.iter_mut().zip(one.prefill());
-                each.for_each(|(speed, seconds)| *speed += 1.0 / seconds);
-            }
+    /// The usual worker of a fleet: the one in the middle when they are ordered by the time of a
+    /// prefill; of two, the faster one. One very slow worker therefore changes little.
+    pub fn usual<'a>(all: impl Iterator<Item = &'a Self> + Clone) -> Self {
+        /// The length of the prompt by which workers are ordered.
+        const TOKENS: u64 = 2_000;
+        let mut rest = all.clone();
+        let Some(first) = rest.next() else { return Self::default() };
+        // Usually all workers are equal.
+        if rest.all(|one| one.prefill() == first.prefill()) {
+            return *first;
         }
-        if others == 0.0 {
-            return first;
-        }
-        let [base, per_token, per_pair] = first.prefill();
-        let usual = |seconds: f64, speed: f64| (alike + others) / (alike / seconds + speed);
-        Self {
-            prefill_base_seconds: usual(base, speeds[0]),
-            prefill_seconds_per_token: usual(per_token, speeds[1]),
-            prefill_seconds_per_token_pair: usual(per_pair, speeds[2]),
-            ..first
-        }
+        let mut ordered: Vec<_> = all.map(|one| (one.prefill_seconds(TOKENS, 0), one)).collect();
+        let middle = (ordered.len() - 1) / 2;
+        *ordered.select_nth_unstable_by(middle, |a, b| a.0.total_cmp(&b.0)).1.1
     }
 
     /// The prefill coefficients: per prefill, per token, per pair of tokens.

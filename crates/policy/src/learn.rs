@@ -4,30 +4,33 @@
 //! configuration. What is learned is the error of each term: a scale, 1 at the start,
 //! fitted by recursive least squares over relative errors ([`Fit`]). Errors are relative, since a long
 //! prompt says no more about a worker than a short one.
+//!
+//! A worker is compared with the usual worker of its fleet ([`UsualScales`]): one that has not been
+//! observed yet is expected to be like it, and one that differs by no more than noise counts as equal.
+//! Otherwise the first worker that is found faster than the prior would get all requests for ever, and
+//! noise would choose among equal workers.
 
 mod busy;
 mod fit;
+mod stage;
+mod usual;
 
 use serde::Serialize;
 use splitrail_kv::Tier;
 
 use crate::coefficients::Coefficients;
+use stage::Stage;
 
 pub use busy::BusyShare;
 pub use fit::Fit;
-
-/// If the last observation of a stage is older than this, what was learned of that stage is gradually
-/// trusted less.
-const TRUSTED_SECONDS: f64 = 60.0;
-/// After each further period of this length, half of the difference from the prior is left.
-const HALF_LIFE_SECONDS: f64 = 300.0;
+pub use usual::UsualScales;
 
 /// Learns the coefficients of one worker.
 ///
 /// **Exploration.** A worker that was found slow gets little work, and so could never be found fast
 /// again. No request is sent at random for that. Instead, while a stage of the worker is not
-/// observed, its coefficients return to the prior: after the first minute the difference is halved
-/// every five minutes, until the worker is chosen again and observed. Each stage has its own time,
+/// observed, its coefficients return to those of the usual worker: after the first minute the
+/// difference is halved every five minutes, until the worker is chosen again and observed. Each stage has its own time,
 /// since a decode worker computes no prompts, and a prefill worker does not decode.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Learner {
@@ -40,41 +43,6 @@ pub struct Learner {
     step: Stage<3>,
 }
 
-/// What was learned of one stage, and when.
-#[derive(Clone, Debug, Default, PartialEq)]
-struct Stage<const N: usize> {
-    fit: Fit<N>,
-    /// The time of the last usable observation, in nanoseconds.
-    observed_ns: u64,
-}
-
-impl<const N: usize> Stage<N> {
-    /// Learns as [`Fit::observe`]. What has faded since the last observation stays so, and its
-    /// uncertainty has grown, so that this observation weighs more.
-    fn observe(&mut self, now_ns: u64, parts: [f64; N], seconds: f64) {
-        let trust = self.trust(now_ns);
-        let mut faded = self.fit.clone();
-        if trust < 1.0 {
-            faded.fade(trust);
-        }
-        if faded.observe(parts, seconds) {
-            *self = Self { fit: faded, observed_ns: now_ns.max(self.observed_ns) };
-        }
-    }
-
-    /// The scales as far as they are trusted at the time `now_ns`.
-    fn scales(&self, now_ns: u64) -> [f64; N] {
-        self.fit.scales(self.trust(now_ns))
-    }
-
-    /// How far the scales are trusted at the time `now_ns`, from 0 to 1.
-    fn trust(&self, now_ns: u64) -> f64 {
-        let idle_seconds = now_ns.saturating_sub(self.observed_ns) as f64 / 1e9;
-        let half_lives = (idle_seconds - TRUSTED_SECONDS).max(0.0) / HALF_LIFE_SECONDS;
-        0.5f64.powf(half_lives)
-    }
-}
-
 /// The observations behind an estimate, and its quality.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Evidence {
@@ -84,6 +52,28 @@ pub struct Evidence {
     pub error: f64,
 }
 
+/// How many times as long as the usual worker of the fleet a worker takes; `None` if that is not known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Slowdown {
+    /// To compute a prompt.
+    pub prefill: Option<f64>,
+    /// For a decode step.
+    pub decode: Option<f64>,
+}
+
+impl Slowdown {
+    /// The larger of the two.
+    pub fn largest(&self) -> Option<f64> {
+        let both = [self.prefill, self.decode];
+        both.into_iter().flatten().max_by(f64::total_cmp)
+    }
+}
+
+/// The work by which workers are compared: this many tokens.
+const STANDARD_TOKENS: u64 = 2_000;
+/// And this many requests in a decode step.
+const STANDARD_REQUESTS: u64 = 4;
+
 /// The tiers from which blocks are loaded.
 const SLOWER: [Tier; Tier::COUNT - 1] = [Tier::Host, Tier::Disk, Tier::Remote];
 
@@ -92,40 +82,34 @@ impl Learner {
     pub fn new(prior: Coefficients) -> Self {
         Self {
             prior,
-            prefill: Stage::default(),
-            hand_off: Stage::default(),
-            fetch: Stage::default(),
-            read: Stage::default(),
-            load: Stage::default(),
-            step: Stage::default(),
+            prefill: Stage::new(prefill_parts(&prior, STANDARD_TOKENS, 0)),
+            hand_off: Stage::new(hand_off_parts(&prior, STANDARD_TOKENS)),
+            fetch: Stage::new(fetch_parts(&prior, STANDARD_TOKENS)),
+            read: Stage::new([1.0]),
+            load: Stage::new(load_parts(&prior, [STANDARD_TOKENS; Tier::COUNT])),
+            step: Stage::new(step_parts(&prior, STANDARD_REQUESTS, STANDARD_TOKENS)),
         }
     }
 
     /// Learns from a prefill of `new_tokens` after `context_tokens` that took `seconds`, without
     /// its wait in a queue.
     pub fn prefill(&mut self, now_ns: u64, new_tokens: u64, context_tokens: u64, seconds: f64) {
-        let (new, context) = (new_tokens as f64, context_tokens as f64);
-        let parts = [
-            self.prior.prefill_base_seconds,
-            self.prior.prefill_seconds_per_token * new,
-            self.prior.prefill_seconds_per_token_pair * new * (context + new / 2.0),
-        ];
-        self.prefill.observe(now_ns, parts, seconds);
+        self.prefill.observe(
+            now_ns,
+            prefill_parts(&self.prior, new_tokens, context_tokens),
+            seconds,
+        );
     }
 
     /// Learns from a hand-off of the KV of `tokens` tokens that took `seconds`.
     pub fn hand_off(&mut self, now_ns: u64, tokens: u64, seconds: f64) {
-        let bytes = tokens as f64 * self.prior.kv_bytes_per_token;
-        let parts =
-            [self.prior.hand_off_base_seconds, bytes / self.prior.bandwidth_bytes_per_second];
-        self.hand_off.observe(now_ns, parts, seconds);
+        self.hand_off.observe(now_ns, hand_off_parts(&self.prior, tokens), seconds);
     }
 
     /// Learns from a fetch of the KV of `tokens` tokens that took `seconds`, without waits for
     /// earlier transfers.
     pub fn fetch(&mut self, now_ns: u64, tokens: u64, seconds: f64) {
-        let parts = [self.prior.fetch_base_seconds, self.prior.fetch_link_seconds(tokens)];
-        self.fetch.observe(now_ns, parts, seconds);
+        self.fetch.observe(now_ns, fetch_parts(&self.prior, tokens), seconds);
     }
 
     /// Learns from a prefill of `new_tokens` after `context_tokens` that took `seconds`, of which
@@ -141,8 +125,7 @@ impl Learner {
     ) {
         let prompt_tokens = new_tokens.saturating_add(context_tokens);
         let prefill = self.coefficients(now_ns).prefill_seconds(prompt_tokens, context_tokens);
-        let per_token = self.prior.load_seconds_per_token();
-        let parts = SLOWER.map(|tier| loaded[tier as usize] as f64 * per_token[tier as usize]);
+        let parts = load_parts(&self.prior, loaded);
         // A prefill that took less than predicted says that loading took no time.
         let least = parts.iter().sum::<f64>() / 100.0;
         self.load.observe(now_ns, parts, (seconds - prefill).max(least));
@@ -170,12 +153,7 @@ impl Learner {
     /// Learns from a decode step of `requests` requests that have `context_tokens` tokens of
     /// context in total and that took `seconds`.
     pub fn step(&mut self, now_ns: u64, requests: u64, context_tokens: u64, seconds: f64) {
-        let parts = [
-            self.prior.step_base_seconds,
-            self.prior.step_seconds_per_request * requests as f64,
-            self.prior.step_seconds_per_context_token * context_tokens as f64,
-        ];
-        self.step.observe(now_ns, parts, seconds);
+        self.step.observe(now_ns, step_parts(&self.prior, requests, context_tokens), seconds);
     }
 
     /// The learned coefficients at the time `now_ns`.
@@ -204,6 +182,33 @@ impl Learner {
             step_seconds_per_request: prior.step_seconds_per_request * per_request,
             step_seconds_per_context_token: prior.step_seconds_per_context_token * per_context,
         }
+    }
+
+    /// Sets what the usual worker of the fleet is like. Stages of which the fleet knows nothing keep
+    /// what they had.
+    pub fn set_usual(&mut self, usual: &UsualScales) {
+        usual.prefill.iter().for_each(|scales| self.prefill.usual = *scales);
+        usual.hand_off.iter().for_each(|scales| self.hand_off.usual = *scales);
+        usual.fetch.iter().for_each(|scales| self.fetch.usual = *scales);
+        usual.read.iter().for_each(|scales| self.read.usual = *scales);
+        usual.load.iter().for_each(|scales| self.load.usual = *scales);
+        usual.step.iter().for_each(|scales| self.step.usual = *scales);
+    }
+
+    /// Drops what was learned of this worker and keeps what the usual one is like.
+    pub fn forget(&mut self) {
+        self.prefill.forget();
+        self.hand_off.forget();
+        self.fetch.forget();
+        self.read.forget();
+        self.load.forget();
+        self.step.forget();
+    }
+
+    /// How many times as long as on the usual worker a prefill takes, and a decode step; `None` after
+    /// few observations.
+    pub fn slowdown(&self) -> Slowdown {
+        Slowdown { prefill: self.prefill.slowdown(), decode: self.step.slowdown() }
     }
 
     /// The quality of the estimate for prefills.
@@ -235,6 +240,36 @@ impl Learner {
     pub fn step_evidence(&self) -> Evidence {
         self.step.fit.evidence()
     }
+}
+
+fn prefill_parts(prior: &Coefficients, new_tokens: u64, context_tokens: u64) -> [f64; 3] {
+    let (new, context) = (new_tokens as f64, context_tokens as f64);
+    [
+        prior.prefill_base_seconds,
+        prior.prefill_seconds_per_token * new,
+        prior.prefill_seconds_per_token_pair * new * (context + new / 2.0),
+    ]
+}
+
+fn hand_off_parts(prior: &Coefficients, tokens: u64) -> [f64; 2] {
+    [prior.hand_off_base_seconds, prior.hand_off_link_seconds(tokens)]
+}
+
+fn fetch_parts(prior: &Coefficients, tokens: u64) -> [f64; 2] {
+    [prior.fetch_base_seconds, prior.fetch_link_seconds(tokens)]
+}
+
+fn load_parts(prior: &Coefficients, loaded: [u64; Tier::COUNT]) -> [f64; SLOWER.len()] {
+    let per_token = prior.load_seconds_per_token();
+    SLOWER.map(|tier| loaded[tier as usize] as f64 * per_token[tier as usize])
+}
+
+fn step_parts(prior: &Coefficients, requests: u64, context_tokens: u64) -> [f64; 3] {
+    [
+        prior.step_base_seconds,
+        prior.step_seconds_per_request * requests as f64,
+        prior.step_seconds_per_context_token * context_tokens as f64,
+    ]
 }
 
 #[cfg(test)]

@@ -299,7 +299,7 @@ impl Threshold {
 
     /// What has been learned so far.
     pub fn learned(&self, now_ns: u64) -> LearnedThreshold {
-        let [_, interference] = self.local.scales(trust(now_ns, self.local_ns));
+        let [_, interference] = self.local.scales(trust(now_ns, self.local_ns), &[1.0; 2]);
         LearnedThreshold {
             threshold_ratio: self.curve.threshold_ratio(now_ns),
             comparisons: self.curve.comparisons(now_ns),

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use splitrail_policy::learn::Learner;
+use splitrail_policy::learn::{Learner, UsualScales};
 use splitrail_policy::queue::{Item, Queue, QueueConfig, View, shortest_prefill_ms};
 use splitrail_policy::{Candidate, Coefficients, FetchPlan, Policy, Source, mix};
 use splitrail_sim::cluster::{Cluster, Decision, Peer, Router};
@@ -273,6 +273,10 @@ impl Router for HeldRouter {
         known.running.retain(|(running, _)| *running != request);
         if let Some(learner) = &mut known.learner {
             learner.prefill(now_ns, input - cached, cached, seconds);
+            let learners = state.workers.iter().filter_map(|known| known.learner.as_ref());
+            let usual = UsualScales::of(learners);
+            let learners = state.workers.iter_mut().filter_map(|known| known.learner.as_mut());
+            learners.for_each(|learner| learner.set_usual(&usual));
         }
     }
 }

@@ -123,6 +123,9 @@ metrics! {
     worker_drift: GaugeVec("worker_cached_tokens_drift_blocks"; "model", "worker", "direction" in DIRECTIONS);
     /// The share of the worker's overlap that is not counted because of drift, 0 to 1.
     worker_overlap_discount_ratio: GaugeVec("worker_overlap_discount_ratio"; "model", "worker");
+    /// How many times as long as the usual worker of its role the worker takes to compute a prompt or
+    /// for a decode step.
+    worker_slowdown_ratio: GaugeVec("worker_slowdown_ratio"; "model", "worker", "leg" in SLOWED);
     /// Whether the worker takes part in KV routing: 0 (parity mismatch, or drift) or 1.
     worker_kv_routing_enabled: IntGaugeVec("worker_kv_routing_enabled"; "model", "worker");
     /// 1 for the current result of the worker's canary, 0 for the others.

@@ -16,7 +16,7 @@ use crate::clock::ns_since;
 use crate::progress::LegTimes;
 use splitrail_config::model::CostsConfig;
 use splitrail_kv::Tier;
-use splitrail_policy::learn::{BusyShare, Evidence, Learner};
+use splitrail_policy::learn::{BusyShare, Evidence, Learner, Slowdown, UsualScales};
 use splitrail_policy::{Coefficients, nanoseconds};
 
 /// How long computed coefficients are reused: they change slowly, and they are read often.
@@ -140,11 +140,26 @@ impl Costs {
         }
     }
 
-    /// Drops everything learned, because the worker may have been restarted.
+    /// Drops what was learned of this worker, because it may have been restarted.
     pub fn forget(&self) {
         let mut state = self.lock();
-        state.learner = Learner::new(state.prior);
-        state.known = (state.prior, 0);
+        state.learner.forget();
+        state.known = (state.learner.coefficients(0), 0);
+    }
+
+    /// What was learned, for a comparison with other workers.
+    pub fn learner(&self) -> Learner {
+        self.lock().learner.clone()
+    }
+
+    /// Sets what the usual worker of the fleet is like.
+    pub fn set_usual(&self, usual: &UsualScales) {
+        self.lock().learner.set_usual(usual);
+    }
+
+    /// How many times as long as the usual worker this one takes.
+    pub fn slowdown(&self) -> Slowdown {
+        self.lock().learner.slowdown()
     }
 
     /// The current costs and waiting time, if other routers have sent `others_tokens` to compute.

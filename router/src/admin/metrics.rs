@@ -259,6 +259,10 @@ fn observe_worker(core: &Core, served: &ServedModel, worker: &Worker) {
     metrics.worker_requests.with_label_values(&labels).set(requests);
     let tokens = worker.load.booked.prefill_tokens() as i64;
     metrics.worker_prefill_tokens.with_label_values(&labels).set(tokens);
+    let slowdown = worker.load.costs.slowdown();
+    for (leg, times) in [("prefill", slowdown.prefill), ("decode", slowdown.decode)] {
+        show(&metrics.worker_slowdown_ratio, &[model, worker.id(), leg], times);
+    }
     // If so configured, reports come less often than decisions need them.
     let shims = core.serving().config.fleet.load_interval;
     let interval = served.config.health.probe_interval.max(shims);

@@ -83,18 +83,26 @@ pub(super) fn view(admin: &Admin, served: &ServedModel, worker: &Worker) -> Valu
         "kv_routing": worker.takes_part_in_kv_routing(),
         "overlap_discount": worker.kv.drift.discount(),
         "drift": worker.kv.drift.view(),
-        "costs": worker.load.costs.view(Instant::now()),
         "audit": worker.kv.usage_stats.view(),
         "engine_running": load.as_ref().and_then(|load| load.running),
         "engine_waiting": load.as_ref().and_then(|load| load.waiting),
         "engine_kv_used_ratio": load.as_ref().and_then(|load| load.kv_used_ratio),
     });
-    for part in [trust(worker), movement(served, worker)] {
+    for part in [performance(worker), trust(worker), movement(served, worker)] {
         if let (Some(members), Value::Object(part)) = (view.as_object_mut(), part) {
             members.extend(part);
         }
     }
     view
+}
+
+/// How well a worker does its work.
+fn performance(worker: &Worker) -> Value {
+    json!({
+        "last_failure": worker.health.last_failure(),
+        "costs": worker.load.costs.view(Instant::now()),
+        "slowdown": worker.load.costs.slowdown(),
+    })
 }
 
 /// What the index of a worker does not say.

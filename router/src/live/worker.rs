@@ -40,6 +40,8 @@ pub(super) struct WorkerView {
     #[serde(skip_serializing_if = "Option::is_none")]
     hit_ratio: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    slowdown: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     event_lag_ms: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     index_age_ms: Option<u64>,
@@ -86,6 +88,7 @@ impl WorkerView {
             kv_used_ratio: load.as_ref().and_then(|load| rounded(load.kv_used_ratio?)),
             kv_blocks: load.as_ref().and_then(|load| load.total_blocks),
             hit_ratio: last_minute.hit_ratio,
+            slowdown: worker.load.costs.slowdown().largest().and_then(rounded),
             event_lag_ms: last_minute.event_lag_ms,
             index_age_ms: worker.kv.event_stats.index_age_ms(now_unix_ms),
             overlap_counts: counts,

@@ -157,3 +157,35 @@ async fn a_prompt_that_takes_long_on_an_engine_that_works_is_waited_for() {
     assert!(trial.counts(["w0", "w1"]).iter().sum::<usize>() > before);
     assert_eq!(of_clients("w0") + of_clients("w1"), 1, "sent to one engine, once");
 }
+
+#[tokio::test]
+async fn readiness_names_why_no_worker_serves() {
+    let cluster = Cluster::start(two_in_turn("")).await;
+    set(&cluster, "w0", FaultKind::Asleep);
+    eventually("w0 sleeps", async || worker(&cluster, "w0").await.0 == "unready").await;
+    assert_eq!(cluster.admin.get("/ready").await.status, 200, "the other one serves");
+    set(&cluster, "w1", FaultKind::Asleep);
+    eventually("nobody serves", async || cluster.admin.get("/ready").await.status == 503).await;
+    let reason = cluster.admin.get("/ready").await.json()["reason"].to_string();
+    assert!(reason.contains("w0 is unready (its engine sleeps: wake it up"), "{reason}");
+    cluster.engine("w1").clear_faults();
+    eventually("one serves", async || cluster.admin.get("/ready").await.status == 200).await;
+}
+
+#[tokio::test]
+async fn a_worker_whose_engine_serves_another_model_gets_nothing_and_is_named() {
+    let spec = Spec {
+        engine: |name, config| {
+            if name == "w0" {
+                config.model = "another".into();
+            }
+        },
+        ..two_in_turn("")
+    };
+    let cluster = Cluster::start(spec).await;
+    eventually("it is found", async || worker(&cluster, "w0").await.0 == "unready").await;
+    let (_, why, _) = worker(&cluster, "w0").await;
+    assert!(why.contains("--served-model-name"), "{why}");
+    assert_eq!(statuses(&cluster, 6, "another").await, [200; 6]);
+    assert_eq!(cluster.admin.get("/ready").await.status, 200);
+}

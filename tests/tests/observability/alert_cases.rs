@@ -310,6 +310,14 @@ pub(crate) const CASES: &[Case] = &[
         "SplitrailWorkerDown",
         &[("splitrail_worker_up{model=\"m\",worker=\"d1\",role=\"decode\"}", "0+0x90")],
     ),
+    case(
+        "SplitrailWorkerDown",
+        &[("splitrail_worker_state{model=\"m\",worker=\"d1\",state=\"stuck\"}", "1+0x90")],
+    ),
+    case(
+        "SplitrailWorkerSlow",
+        &[("splitrail_worker_slowdown_ratio{model=\"m\",worker=\"p0\",leg=\"prefill\"}", "4+0x90")],
+    ),
     // A worker that is down takes no part in KV routing until its next canary.
     case(
         "SplitrailWorkerDown",

@@ -7,7 +7,7 @@ use crate::top_command::grid::Line;
 use crate::top_command::view::{Row, View, is_in_service, takes_work};
 
 /// Width of the columns at the right of the worker's id.
-const FIGURES_COLUMNS: usize = 53;
+const FIGURES_COLUMNS: usize = 59;
 
 /// Width of the id in a narrow terminal, and its maximum.
 const ID_COLUMNS: (usize, usize) = (18, 48);
@@ -17,6 +17,9 @@ const TEXT_COLUMNS: usize = 160;
 
 /// Share of a KV cache from which it is nearly full.
 const NEARLY_FULL: f64 = 0.9;
+
+/// How many times as long as the usual worker one takes that is marked as slow.
+const SLOW: f64 = 3.0;
 
 pub(super) fn lines(view: &View<'_>, width: usize, paint: Paint) -> Vec<Line> {
     if view.rows.is_empty() {
@@ -55,7 +58,8 @@ pub(super) fn scrolled(mut lines: Vec<Line>, scroll: usize, room: usize) -> Vec<
 }
 
 fn titles(id_width: usize) -> Line {
-    let figures = [("req", 5), ("prefill", 8), ("run", 5), ("wait", 5), ("KV", 5), ("hit", 5)];
+    let figures =
+        [("req", 5), ("prefill", 8), ("run", 5), ("wait", 5), ("KV", 5), ("hit", 5), ("slow", 6)];
     let figures: String = figures.iter().map(|(title, width)| figure(title, *width)).collect();
     let text = format!(
         "  {} {}{figures}{}",
@@ -103,6 +107,14 @@ fn worker(row: &Row<'_>, id_width: usize, paint: Paint) -> Line {
             if is_full { paint.bad() } else { Default::default() },
         ),
         plain(figure(&percent(row.hit_ratio), 5)),
+        styled(
+            figure(&row.slowdown.map_or("-".to_owned(), |times| format!("{times:.1}x")), 6),
+            if row.slowdown.is_some_and(|times| times >= SLOW) {
+                paint.bad()
+            } else {
+                Default::default()
+            },
+        ),
         plain(figure(&time_ms(row.event_lag_ms), 7)),
     ]
 }

@@ -1,8 +1,8 @@
 //! Whether a worker can do its work, and does.
 
 use std::fmt::Display;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use prometheus::IntCounterVec;
@@ -30,6 +30,8 @@ pub enum UnreadyCause {
     Asleep = 1,
     /// It does not take the router's key.
     RefusesKey = 2,
+    /// It does not serve the model.
+    LacksModel = 4,
 }
 
 impl UnreadyCause {
@@ -39,6 +41,10 @@ impl UnreadyCause {
             Self::Asleep => "its engine sleeps: wake it up (POST /wake_up)",
             Self::RefusesKey => {
                 "its engine refuses the router's key (401): set engine_api_key to the engine's"
+            }
+            Self::LacksModel => {
+                "its engine does not list the model in /v1/models: correct the model's name, or start \
+                 the engine with --served-model-name"
             }
         }
     }
@@ -64,6 +70,8 @@ pub struct WorkerHealth {
     pub(crate) signs_when_stuck: AtomicU64,
     /// Whether the engine has said that it is full.
     pub rest: Rest,
+    /// The last failure that counted against the worker, without texts of clients or engines.
+    last_failure: Mutex<Option<String>>,
     /// Why the engine does not serve, by its own word: the causes below, or none.
     unready: AtomicU8,
     /// The circuit breaker of prefill legs, and that of all other legs.
@@ -92,6 +100,7 @@ impl WorkerHealth {
             trial: WorkTrial::default(),
             signs_when_stuck: AtomicU64::new(0),
             rest: Rest::default(),
+            last_failure: Mutex::new(None),
             unready: AtomicU8::new(0),
             breakers: [BreakerConfig::default(); 2].map(Breaker::new),
             slow_start_ms: AtomicU64::new(0),
@@ -99,6 +108,17 @@ impl WorkerHealth {
             up: AtomicBool::new(true),
             probed: AtomicBool::new(false),
         }
+    }
+}
+
+impl WorkerHealth {
+    /// The last failure that counted against the worker.
+    pub fn last_failure(&self) -> Option<String> {
+        self.lock_last_failure().clone()
+    }
+
+    fn lock_last_failure(&self) -> MutexGuard<'_, Option<String>> {
+        self.last_failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -222,12 +242,16 @@ impl Worker {
             let leg = if leg == Leg::Prefill { Leg::Prefill } else { Leg::Decode };
             self.counts.series.leg_failed(leg.name(), error.outcome());
         }
-        let failed = failed.is_some_and(Error::speaks_against_its_worker);
-        self.health.outcomes.ended(failed);
+        let speaks_against_it = failed.is_some_and(Error::speaks_against_its_worker);
+        self.health.outcomes.ended(speaks_against_it);
         let (model, worker, leg) = (self.model(), self.id(), leg.name());
-        if failed && breaker.fail(Instant::now()) {
-            tracing::warn!(model, worker, leg, "breaker opened: too many failures in a row");
-        } else if !failed && breaker.succeed() {
+        if let Some(error) = failed.filter(|_| speaks_against_it) {
+            *self.health.lock_last_failure() = Some(error.to_string());
+        }
+        if speaks_against_it && breaker.fail(Instant::now()) {
+            let cause = self.health.last_failure();
+            tracing::warn!(model, worker, leg, cause, "breaker opened: too many failures in a row");
+        } else if !speaks_against_it && breaker.succeed() {
             tracing::info!(model, worker, leg, "breaker closed");
         }
     }

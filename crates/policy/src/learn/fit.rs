@@ -52,6 +52,11 @@ impl<const N: usize> Default for Fit<N> {
 }
 
 impl<const N: usize> Fit<N> {
+    /// A fit that expects these scales before the first observation.
+    pub fn starting_at(scales: [f64; N]) -> Self {
+        Self { scales, ..Self::default() }
+    }
+
     /// Learns that the work for which the prior predicts the sum of `parts` took `seconds`. False
     /// if the values cannot be used.
     pub fn observe(&mut self, parts: [f64; N], seconds: f64) -> bool {
@@ -94,11 +99,11 @@ impl<const N: usize> Fit<N> {
         self.expect_errors(share);
     }
 
-    /// Moves the scales towards 1 as [`scales`](Self::scales) does, and raises their uncertainty by
-    /// what they are no longer trusted. After minutes, one error still counts at most three times
+    /// Moves the scales towards `usual` as [`scales`](Self::scales) does, and raises their uncertainty
+    /// by what they are no longer trusted. After minutes, one error still counts at most three times
     /// the usual one: requests that are that far apart are still comparable.
-    pub fn fade(&mut self, trust: f64) {
-        self.scales = self.scales(trust);
+    pub fn fade(&mut self, trust: f64, usual: &[f64; N]) {
+        self.scales = self.scales(trust, usual);
         self.widen(1.0 - trust);
         self.expect_errors((1.0 - trust).powi(4));
     }
@@ -114,10 +119,15 @@ impl<const N: usize> Fit<N> {
         self.usual_error += share * (1.0 - self.usual_error).max(0.0);
     }
 
-    /// The scales, moved towards 1 as `trust` falls from 1 to 0.
-    pub fn scales(&self, trust: f64) -> [f64; N] {
+    /// The scales, moved towards `usual` as `trust` falls from 1 to 0.
+    pub fn scales(&self, trust: f64, usual: &[f64; N]) -> [f64; N] {
         // Factors are interpolated geometrically: half of "four times" is twice.
-        self.scales.map(|scale| scale.powf(trust))
+        std::array::from_fn(|i| usual[i] * (self.scales[i] / usual[i]).powf(trust))
+    }
+
+    /// The scales as they were learned.
+    pub fn learned(&self) -> [f64; N] {
+        self.scales
     }
 
     /// The quality of the scales.

@@ -53,6 +53,7 @@ proptest! {
         let truth = Coefficients::default();
         let mut learner = Learner::new(slower(&truth, factor));
         teach(&mut learner, &truth, seed, 125, 0.2);
+        compare(std::slice::from_mut(&mut learner));
         let learned = learner.coefficients(125 * SECOND);
         prop_assert!(worst_error(&learned, &truth) < 0.1, "{learned:?}");
     }
@@ -228,4 +229,69 @@ fn slow_fetches_and_loads_are_found_out() {
     let truth = 2.0 * load(&prior)[1] + load(&prior)[2] / 2.0;
     assert!((sum(&learned) / truth - 1.0).abs() < 0.05, "{} {}", of(1), of(2));
     assert_eq!((of(3), learner.load_evidence().observations), (1.0, 200));
+}
+
+/// A fleet of workers that are `factors` times as slow as the prior; those without a factor have done
+/// nothing yet. All of them have been told of the usual one.
+fn fleet(factors: &[Option<f64>], noise: f64) -> Vec<Learner> {
+    let prior = Coefficients::default();
+    let mut fleet: Vec<Learner> = (0..)
+        .zip(factors)
+        .map(|(seed, factor)| {
+            let mut learner = Learner::new(prior);
+            let truth = factor.map(|factor| slower(&prior, factor));
+            truth.iter().for_each(|truth| teach(&mut learner, truth, seed, 100, noise));
+            learner
+        })
+        .collect();
+    compare(&mut fleet);
+    fleet
+}
+
+/// Tells the workers what the usual one of them is like.
+fn compare(fleet: &mut [Learner]) {
+    let usual = UsualScales::of(fleet.iter());
+    fleet.iter_mut().for_each(|learner| learner.set_usual(&usual));
+}
+
+#[test]
+fn a_worker_without_observations_costs_what_the_observed_ones_do() {
+    let fleet = fleet(&[Some(0.1), None, Some(0.1), None], 0.0);
+    let costs: Vec<f64> =
+        fleet.iter().map(|one| one.coefficients(99 * SECOND).prefill_seconds(3_000, 0)).collect();
+    let apart = costs.iter().map(|cost| (cost / costs[0] - 1.0).abs()).fold(0.0, f64::max);
+    assert!(apart < 1e-3, "{costs:?}");
+    assert!(fleet[1].slowdown() == Slowdown::default());
+    // What others have learned is the start of what this one learns.
+    let mut late = fleet[1].clone();
+    let seconds = slower(&Coefficients::default(), 0.1).prefill_seconds(3_000, 0);
+    late.prefill(99 * SECOND, 3_000, 0, seconds);
+    let told = late.coefficients(99 * SECOND).prefill_seconds(3_000, 0);
+    assert!((told / seconds - 1.0).abs() < 0.01, "{told} {seconds}");
+}
+
+#[test]
+fn workers_that_differ_by_noise_cost_the_same_and_a_slow_one_costs_what_it_takes() {
+    let fleet = fleet(&[Some(2.0), Some(2.0), Some(40.0), Some(2.0)], 0.05);
+    let cost = |one: &Learner| one.coefficients(99 * SECOND).prefill_seconds(2_000, 0);
+    assert_eq!(cost(&fleet[0]), cost(&fleet[1]));
+    assert_eq!(cost(&fleet[0]), cost(&fleet[3]));
+    let times = cost(&fleet[2]) / cost(&fleet[0]);
+    assert!((18.0..22.0).contains(&times), "{times}");
+    let slowdowns: Vec<f64> = fleet.iter().map(|one| one.slowdown().prefill.unwrap()).collect();
+    assert!(slowdowns[2] > 18.0 && slowdowns[0] < 1.1, "{slowdowns:?}");
+}
+
+#[test]
+fn what_a_worker_has_learned_fades_towards_the_usual_one() {
+    let mut fleet = fleet(&[Some(2.0), Some(2.0), Some(8.0)], 0.0);
+    let slow = &mut fleet[2];
+    let times = |slow: &Learner, seconds: u64| {
+        let learned = slow.coefficients((99 + seconds) * SECOND);
+        learned.prefill_seconds_per_token / Coefficients::default().prefill_seconds_per_token
+    };
+    assert!((3.8..4.2).contains(&times(slow, 360)), "{}", times(slow, 360));
+    assert!((1.9..2.1).contains(&times(slow, 36_000)), "{}", times(slow, 36_000));
+    slow.forget();
+    assert!((1.9..2.1).contains(&times(slow, 0)), "{}", times(slow, 0));
 }

@@ -48,7 +48,7 @@ impl Threshold {
         input: &ComparisonInput<'_>,
         sources: &BestSources,
     ) -> Option<PredictedWay> {
-        let [scale, _] = self.remote.scales(trust(now_ns, self.remote_ns));
+        let [scale, _] = self.remote.scales(trust(now_ns, self.remote_ns), &[1.0; 2]);
         let after = decode_ms(input)?;
         let price = extra_work_price(input.prefill, input.waiting);
         let query = Query { leg: Leg::Prefill, ..input.query };
@@ -82,7 +82,7 @@ impl Threshold {
         input: &ComparisonInput<'_>,
         sources: &BestSources,
     ) -> Option<PredictedWay> {
-        let [scale, interference] = self.local.scales(trust(now_ns, self.local_ns));
+        let [scale, interference] = self.local.scales(trust(now_ns, self.local_ns), &[1.0; 2]);
         let price = extra_work_price(input.decode, 0);
         let query = &input.query;
         let way = |index, candidate: &Candidate, fetch: Option<FetchPlan>| {

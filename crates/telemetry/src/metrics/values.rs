@@ -6,6 +6,7 @@ pub(crate) const LEGS: &[&str] = &["prefill", "decode"];
 /// How a leg is placed: `aggregated` is a leg that computes its prompt and generates.
 pub(crate) const PLACED_LEGS: &[&str] = &["prefill", "decode", "aggregated"];
 /// The legs that have a circuit breaker; `tokenizer` stands for requests that need no model.
+pub(crate) const SLOWED: &[&str] = &["prefill", "decode"];
 pub(crate) const BREAKERS: &[&str] = &["prefill", "decode", "tokenizer"];
 /// The roles of workers.
 pub(crate) const ROLES: &[&str] = &["prefill", "decode", "both"];

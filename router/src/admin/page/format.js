@@ -33,6 +33,11 @@ export function rate(value) {
   return count(value);
 }
 
+/** A factor: 1.0×, 12.3×. */
+export function times(value) {
+  return known(value) ? `${digits(value, 1)}\u00d7` : NONE;
+}
+
 /** A duration in milliseconds: 12.3 ms, 480 ms, 2.41 s. */
 export function ms(value) {
   if (!known(value)) return NONE;

@@ -2,7 +2,7 @@
 
 import { issue, urgency } from "./cluster.js";
 import { el, Keyed, setAttribute, setShare, setText, shown } from "./dom.js";
-import { age, count, ms, percent } from "./format.js";
+import { age, count, ms, percent, times } from "./format.js";
 
 // Rows that are shown at first. Of more workers, those in trouble come first.
 const ROWS = 24;
@@ -15,6 +15,7 @@ const COLUMNS = [
   ["Engine", "number", "Requests that the engine computes, and that wait in the engine"],
   ["KV used", "kv", "The used part of the engine's KV cache"],
   ["Hits", "number", "The part of its prompt tokens that the engine found in its cache, in the last minute"],
+  ["Slowdown", "number", "How many times as long as the usual worker of its role it takes"],
   ["Event lag", "number", "Mean time from a KV event in the engine to its presence in the index"],
   ["KV routing", "trust", "Whether the index of the worker is used, and why not"],
 ];
@@ -74,10 +75,11 @@ function makeRow() {
     used: el("span"),
     usedText: el("span"),
     hits: el("span"),
+    slowdown: el("span"),
     lag: el("span"),
     trust: el("span", { class: "trust" }),
   };
-  const [, , requests, tokens, engine, kv, hits, lag, trust] = COLUMNS.map(([label]) => label);
+  const [, , requests, tokens, engine, kv, hits, slowdown, lag, trust] = COLUMNS.map(([label]) => label);
   const bar = el("div", { class: "bar", "aria-hidden": "true" }, row.used);
   row.bar = bar;
   row.node = el(
@@ -90,6 +92,7 @@ function makeRow() {
     cell("number", engine, row.engine),
     cell("kv", kv, el("div", { class: "used" }, bar, row.usedText)),
     cell("number", hits, row.hits),
+    cell("number", slowdown, row.slowdown),
     cell("number", lag, row.lag),
     cell("trust", trust, row.trust),
   );
@@ -113,6 +116,7 @@ function showRow(row, worker, now) {
   setAttribute(row.bar, "data-full", (worker.kv_used_ratio || 0) > 0.9);
   setText(row.usedText, percent(worker.kv_used_ratio));
   setText(row.hits, percent(worker.hit_ratio));
+  setText(row.slowdown, times(worker.slowdown));
   setText(row.lag, ms(worker.event_lag_ms));
   const isGone = ["down", "left"].includes(worker.state);
   setText(row.trust, isGone ? "\u2013" : issue(worker) || (worker.overlap_counts ? "in use" : "not used"));
