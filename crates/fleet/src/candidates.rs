@@ -15,7 +15,7 @@ use super::shim_report::OtherLoad;
 use super::speculative_index::SpeculativeOverlaps;
 use super::worker::Worker;
 use splitrail_config::model::SaturationConfig;
-use splitrail_policy::{Candidate, Leg};
+use splitrail_policy::{Candidate, KvRoom, Leg};
 use splitrail_workload::booking::BookedSums;
 use splitrail_workload::costs::{RankScope, WorkerCosts};
 use splitrail_workload::fetches::FetchBounds;
@@ -175,6 +175,7 @@ impl<'a> CandidateBuilder<'a> {
             underway_blocks: if current { sent.saturating_sub(overlap.blocks) } else { 0 },
             waiting: costs.waiting,
             wait_ns: costs.wait_ns,
+            kv_room: kv_room(worker, load),
             busy_share: costs.busy_share,
             can_fetch: self
                 .fetches
@@ -254,6 +255,24 @@ impl<'a> CandidateBuilder<'a> {
         };
         let reported = load.and_then(|load| load.requests_by_rank.get(usize::from(number)));
         booked_and(&rank.booked, others, reported.copied().unwrap_or(0))
+    }
+}
+
+/// The room in the KV cache of a worker, or of each of its ranks, as the engine last reported it. What
+/// the router has booked says less, because requests share blocks.
+fn kv_room(worker: &Worker, load: Option<&EngineLoad>) -> KvRoom {
+    let known = load.and_then(|load| Some((load.total_blocks?, load.kv_used_ratio?)));
+    let block_size = worker.engine.facts.block_size();
+    let Some(((blocks, used_ratio), block_size)) = known.zip(block_size) else {
+        return KvRoom::default();
+    };
+    let ranks = f64::from(worker.ranks.count().max(1));
+    let total_tokens = f64::from(blocks) * f64::from(block_size) / ranks;
+    let used_tokens = total_tokens * used_ratio;
+    KvRoom {
+        free_tokens: (total_tokens - used_tokens) as u64,
+        used_tokens: used_tokens as u64,
+        kept_seconds: worker.load.booked.kept().as_secs_f64(),
     }
 }
 

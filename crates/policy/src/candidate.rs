@@ -6,6 +6,35 @@ use crate::coefficients::Coefficients;
 use crate::index::WorkerIndex;
 use crate::kv_format::KvFormat;
 
+/// The room in a worker's KV cache.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct KvRoom {
+    /// Tokens for which there is room now; `u64::MAX` if that is not known.
+    pub free_tokens: u64,
+    /// Tokens of the requests that use the rest.
+    pub used_tokens: u64,
+    /// The usual time for which a request keeps its tokens, in seconds.
+    pub kept_seconds: f64,
+}
+
+impl Default for KvRoom {
+    fn default() -> Self {
+        Self { free_tokens: u64::MAX, used_tokens: 0, kept_seconds: 0.0 }
+    }
+}
+
+impl KvRoom {
+    /// The predicted seconds until there is room for so many tokens: running requests end one after
+    /// another.
+    pub fn wait_seconds(&self, tokens: u64) -> f64 {
+        let lacking = tokens.saturating_sub(self.free_tokens);
+        if lacking == 0 {
+            return 0.0;
+        }
+        self.kept_seconds * (lacking as f64 / self.used_tokens.max(1) as f64).min(1.0)
+    }
+}
+
 /// The state of one worker, or of one of its ranks, at the time of a decision.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
@@ -49,6 +78,8 @@ pub struct Candidate {
     /// The predicted time until the worker could begin one more request: the rest of the present
     /// work and the estimates for waiting requests.
     pub wait_ns: u64,
+    /// The room in the worker's KV cache.
+    pub kv_room: KvRoom,
     /// The share of the last minute, from 0 to 1, in which the worker computed prompts; see
     /// [`BusyShare`](crate::learn::BusyShare).
     pub busy_share: f64,
@@ -93,6 +124,7 @@ impl Default for Candidate {
             underway_blocks: 0,
             waiting: 0,
             wait_ns: 0,
+            kv_room: KvRoom::default(),
             busy_share: 0.0,
             can_fetch: false,
             fetch_min_tokens: 0,

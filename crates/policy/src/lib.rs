@@ -20,7 +20,7 @@ pub mod loss;
 pub mod queue;
 pub mod threshold;
 
-pub use candidate::{Candidate, Leg, Query};
+pub use candidate::{Candidate, KvRoom, Leg, Query};
 pub use choose::{Choice, Veto, holders, pick};
 pub use coefficients::{Coefficients, nanoseconds};
 pub use fetch::{FetchPlan, Source};

@@ -41,7 +41,7 @@ const PRICE_MAX: f64 = 10.0;
 /// The terms of one candidate's cost, in milliseconds. Their sum is the cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct CostTerms {
-    /// The wait until the worker can begin.
+    /// The wait until the worker can begin: for earlier prompts, or for room in its KV cache.
     pub wait_ms: f64,
     /// The time by which the blocks that the worker fetches from another worker arrive later than
     /// it could begin; 0 without a fetch.
@@ -114,7 +114,10 @@ impl Load {
 /// candidates is not known yet.
 pub(crate) fn terms(candidate: &Candidate, query: &Query, usual: &Coefficients) -> CostTerms {
     let costs = &candidate.coefficients;
-    let wait_ms = wait_ms(candidate, query.leg);
+    let lacking_blocks = query.prompt_blocks.saturating_sub(candidate.believed_blocks());
+    let needed_tokens = u64::from(lacking_blocks) * u64::from(query.block_size);
+    let room_ms = ms(candidate.kv_room.wait_seconds(needed_tokens));
+    let wait_ms = wait_ms(candidate, query.leg).max(room_ms);
     let load_ms = ms(load_seconds(candidate, query));
     let step_ms = || {
         let context = candidate.active_tokens.saturating_add(query.prompt_tokens);
@@ -202,6 +205,7 @@ pub(crate) fn ms(seconds: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::candidate::KvRoom;
 
     fn query(leg: Leg) -> Query {
         Query { leg, prompt_tokens: 12_000, prompt_blocks: 23, block_size: 512, turn: 0, draw: 0 }
@@ -223,6 +227,21 @@ mod tests {
         let both = terms(&idle, &query(Leg::Aggregated), &usual);
         assert!(both.hand_off_ms == 0.0 && both.prefill_ms == prefill.prefill_ms);
         assert!(both.step_ms > 15.0);
+    }
+
+    #[test]
+    fn a_worker_without_room_for_the_prompt_waits_until_running_requests_end() {
+        let kv_room = KvRoom { free_tokens: 2_000, used_tokens: 20_000, kept_seconds: 4.0 };
+        let full = Candidate { up: true, kv_room, ..Candidate::default() };
+        let usual = Coefficients::default();
+        let wait_ms = |candidate| terms(&candidate, &query(Leg::Decode), &usual).wait_ms;
+        // Of 23 blocks of 512 tokens it lacks room for 9,776 tokens, about half of what is in use.
+        assert!((wait_ms(full) - 1_955.2).abs() < 1e-6, "{}", wait_ms(full));
+        let holds_most = Candidate { overlap_blocks: 20, ..full };
+        assert_eq!(wait_ms(holds_most), 0.0);
+        assert_eq!(wait_ms(Candidate::default()), 0.0, "nothing is known of its room");
+        let tiny = KvRoom { used_tokens: 10, ..kv_room };
+        assert_eq!(wait_ms(Candidate { kv_room: tiny, ..full }), 4_000.0);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::costs::PromptWork;
 use super::progress::{Awaited, LegProgress};
@@ -15,9 +15,30 @@ pub struct BookedSums {
     requests: AtomicU32,
     prefill_tokens: AtomicU64,
     active_tokens: AtomicU64,
+    /// The moving average of the time for which requests hold their tokens, in microseconds.
+    kept_us: AtomicU64,
 }
 
+/// A duration counts for one part in so many in the moving average.
+const AVERAGED_OVER: u64 = 8;
+
 impl BookedSums {
+    /// The usual time for which a request holds its tokens; 0 before the first one has ended.
+    pub fn kept(&self) -> Duration {
+        Duration::from_micros(self.kept_us.load(Relaxed))
+    }
+
+    /// Averages in how long a request has held its tokens. Of two at the same time, one may get lost.
+    fn record_kept(&self, kept: Duration) {
+        let kept_us = u64::try_from(kept.as_micros()).unwrap_or(u64::MAX);
+        let before_us = self.kept_us.load(Relaxed);
+        let after_us = match before_us {
+            0 => kept_us,
+            _ => before_us - before_us / AVERAGED_OVER + kept_us / AVERAGED_OVER,
+        };
+        self.kept_us.store(after_us, Relaxed);
+    }
+
     /// Number of this router's requests on the worker.
     pub fn requests(&self) -> u32 {
         self.requests.load(Relaxed)
@@ -44,6 +65,7 @@ pub struct Booking {
     requests: u32,
     prefill_tokens: u64,
     active_tokens: u64,
+    begun: Instant,
     /// The prompt's place in the worker's queue, if the worker computes it.
     work: Option<PromptWork>,
     /// The signs of work that the worker gives for the leg.
@@ -63,11 +85,18 @@ impl Booking {
         prefill_tokens: u64,
         active_tokens: u64,
     ) -> Self {
-        let (requests, work, progress) = (1, None, None);
-        let booking =
-            Self { booked, of_rank, requests, prefill_tokens, active_tokens, work, progress };
+        let booking = Self {
+            booked,
+            of_rank,
+            requests: 1,
+            prefill_tokens,
+            active_tokens,
+            begun: Instant::now(),
+            work: None,
+            progress: None,
+        };
         for booked in booking.places() {
-            booked.requests.fetch_add(requests, Relaxed);
+            booked.requests.fetch_add(booking.requests, Relaxed);
             booked.prefill_tokens.fetch_add(prefill_tokens, Relaxed);
             booked.active_tokens.fetch_add(active_tokens, Relaxed);
         }
@@ -118,6 +147,9 @@ impl Booking {
         let requests = std::mem::take(&mut self.requests);
         let tokens = std::mem::take(&mut self.active_tokens);
         for booked in self.places() {
+            if requests > 0 {
+                booked.record_kept(self.begun.elapsed());
+            }
             booked.active_tokens.fetch_sub(tokens, Relaxed);
             booked.requests.fetch_sub(requests, Relaxed);
         }

@@ -2,6 +2,7 @@
 //! done, and what is shown of either.
 
 use serde_json::Value;
+use splitrail_tests::cluster::eventually;
 use splitrail_tests::trial::{COMPLETIONS, completion, prompt, streamed};
 use splitrail_tests::{Cluster, Spec};
 
@@ -148,4 +149,42 @@ async fn a_worker_that_has_enough_is_spared_while_others_have_not() {
     assert_eq!(spared["veto"], "busy", "{decision}");
     assert_eq!(at_work.join_next().await.unwrap().unwrap().status, 200);
     cluster.quiet().await;
+}
+
+#[tokio::test]
+async fn a_decode_worker_without_room_for_the_prompt_is_spared() {
+    let spec = Spec {
+        prefill: 1,
+        policy: PREDICTED,
+        engine: |name, config| {
+            config.decode_us_per_step = 20_000;
+            if name == "d1" {
+                config.kv_blocks = 100;
+            }
+        },
+        ..Spec::default()
+    };
+    let cluster = Cluster::start(spec).await;
+    // About 1,000 tokens each, which are 63 blocks.
+    let long = |i: usize| {
+        let mut body = completion(&prompt(170, &format!("r{i}x")));
+        body["max_tokens"] = 300.into();
+        body
+    };
+    let mut streams = Vec::new();
+    eventually("the small worker has a request", async || {
+        streams.push(
+            cluster.http.stream_with(COMPLETIONS, &[], &streamed(&long(streams.len()))).await,
+        );
+        worker(&cluster, "d1").await["engine_kv_used_ratio"].as_f64() > Some(0.5)
+    })
+    .await;
+    let to_small = || cluster.engine("d1").requests().len();
+    let before = to_small();
+    for i in 0..6 {
+        let mut body = long(100 + i);
+        body["max_tokens"] = 2.into();
+        assert_eq!(cluster.http.post(COMPLETIONS, &body).await.route("decode"), Some("d0"));
+    }
+    assert_eq!(to_small(), before);
 }
