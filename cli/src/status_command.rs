@@ -20,6 +20,9 @@ const ATTENTION_LINES_MAX: usize = 16;
 /// Maximum width of a text in such a line.
 const ATTENTION_MAX_COLUMNS: usize = 200;
 
+/// Maximum number of workers that a line names.
+const WORKERS_NAMED_MAX: usize = 8;
+
 /// The arguments.
 #[derive(Args)]
 pub(crate) struct StatusArgs {
@@ -61,6 +64,21 @@ impl AttentionItem {
     fn is_note(&self) -> bool {
         self.attention.kind.is_note()
     }
+
+    /// Whether another item says the same of another worker of the model.
+    fn is_alike(&self, other: &Self) -> bool {
+        let (one, other_one) = (&self.attention, &other.attention);
+        let is_of_workers = one.worker.is_some() && other_one.worker.is_some();
+        let says = |attention: &Attention| {
+            let id = attention.worker.clone().unwrap_or_default();
+            attention.message.replace(&format!("worker {id} "), "")
+        };
+        is_of_workers
+            && (one.kind, &one.model, &one.advice)
+                == (other_one.kind, &other_one.model, &other_one.advice)
+            && self.replicas == other.replicas
+            && says(one) == says(other_one)
+    }
 }
 
 impl Status {
@@ -92,8 +110,11 @@ impl Status {
                 }
             }
         }
-        // What is about a replica comes before what is about workers, and notes come last.
-        all.sort_by_key(|found| (found.is_note(), found.attention.worker.is_some()));
+        // What is about a replica comes before what is about models and workers, and notes come last.
+        let about = |found: &AttentionItem| {
+            (found.attention.worker.is_some(), found.attention.model.is_some())
+        };
+        all.sort_by_key(|found| (found.is_note(), about(found)));
         all
     }
 
@@ -215,31 +236,57 @@ impl Status {
                 "  hint: `splitrail reload` has all of them read their files again".to_owned(),
             );
         }
-        let found = self.found();
+        let groups = grouped(self.found());
         let several = self.reached().count() > 1;
         let show = |text: &str| printable(text, ATTENTION_MAX_COLUMNS);
-        for AttentionItem { attention, replicas } in found.iter().take(ATTENTION_LINES_MAX) {
-            let about = match (&attention.worker, &attention.model) {
-                (Some(worker), Some(model)) => {
-                    format!("worker {} of {}: ", show(worker), show(model))
-                }
-                _ => String::new(),
-            };
+        for group in groups.iter().take(ATTENTION_LINES_MAX) {
+            let AttentionItem { attention, replicas } = &group[0];
             let names: Vec<_> = replicas.iter().map(|at| self.replicas[*at].0.name()).collect();
             let on = match (several, replicas.len() == self.reached().count()) {
                 (true, false) => format!("{}: ", names.join(", ")),
                 _ => String::new(),
             };
-            text.push(format!("{on}{about}{}", show(&attention.message)));
+            text.push(format!("{on}{}{}", about(group), show(&attention.message)));
             text.extend(
                 attention.advice.as_deref().map(|advice| format!("  hint: {}", show(advice))),
             );
         }
-        if found.len() > ATTENTION_LINES_MAX {
-            let more = found.len() - ATTENTION_LINES_MAX;
+        if groups.len() > ATTENTION_LINES_MAX {
+            let more = groups.len() - ATTENTION_LINES_MAX;
             text.push(format!("and {more} more, which --json lists"));
         }
         text
+    }
+}
+
+/// What needs attention, with what is the same for several workers of a model in one group.
+fn grouped(found: Vec<AttentionItem>) -> Vec<Vec<AttentionItem>> {
+    let mut groups: Vec<Vec<AttentionItem>> = Vec::new();
+    for item in found {
+        match groups.iter_mut().find(|group| group[0].is_alike(&item)) {
+            Some(group) => group.push(item),
+            None => groups.push(vec![item]),
+        }
+    }
+    groups
+}
+
+/// Whom a group is about, with a colon: nobody if it is about the replica.
+fn about(group: &[AttentionItem]) -> String {
+    let show = |text: &str| printable(text, ATTENTION_MAX_COLUMNS);
+    let Some(model) = &group[0].attention.model else { return String::new() };
+    let workers: Vec<_> =
+        group.iter().filter_map(|item| item.attention.worker.as_deref()).map(show).collect();
+    match &workers[..] {
+        [] => format!("model {}: ", show(model)),
+        [worker] => format!("worker {worker} of {}: ", show(model)),
+        [first @ .., last] if workers.len() <= WORKERS_NAMED_MAX => {
+            format!("workers {} and {last} of {}: ", first.join(", "), show(model))
+        }
+        _ => {
+            let (named, all) = (workers[..WORKERS_NAMED_MAX].join(", "), workers.len());
+            format!("{all} workers of {} ({named}, ...): ", show(model))
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde::Serialize;
 
-use super::snapshot::{ReplicaState, ShedSnapshot, WorkerSnapshot};
+use super::snapshot::{ModelSnapshot, ReplicaState, ShedSnapshot, WorkerSnapshot};
 
 /// Kinds of what needs attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -24,6 +24,10 @@ pub(crate) enum AttentionKind {
     BrokerDisconnected,
     /// The replica has refused requests because of load.
     ShedsRequests,
+    /// A model is served without KV routing, because the router does not know the tokens of prompts.
+    NoTokenizer,
+    /// Prompts fail alike on all workers.
+    SuspectPrompts,
     /// A worker is down, unready, ejected, stuck, or leaves.
     State,
     /// A worker is drained.
@@ -44,6 +48,8 @@ pub(crate) enum AttentionKind {
     IndexTruncated,
     /// The index of a worker is rebuilt again and again.
     IndexRebuiltOften,
+    /// The engine of a worker is full.
+    Full,
     /// A worker takes much longer than the others of its role.
     Slow,
     /// Its engine reports no load.
@@ -57,7 +63,7 @@ pub(crate) enum AttentionKind {
 impl AttentionKind {
     /// Whether nothing is wrong, so that it is only to be known.
     pub(crate) fn is_note(self) -> bool {
-        self == Self::OverlapIsUpperBound
+        matches!(self, Self::OverlapIsUpperBound | Self::NoTokenizer)
     }
 }
 
@@ -99,6 +105,7 @@ pub(crate) fn of_replica(snapshot: &ReplicaState) -> Vec<Attention> {
     }
     found.extend(files_and_connections(snapshot));
     found.extend(sheds(&snapshot.shed));
+    found.extend(snapshot.models.iter().flat_map(of_model));
     found.extend(snapshot.workers.iter().flat_map(of_worker));
     found
 }
@@ -148,6 +155,28 @@ fn sheds(shed: &[ShedSnapshot]) -> Option<Attention> {
     (requests > 0).then(|| Attention::new(AttentionKind::ShedsRequests, message).advise(advice))
 }
 
+/// What is wrong with a model.
+fn of_model(model: &ModelSnapshot) -> Vec<Attention> {
+    use AttentionKind as Kind;
+    let mut found = Vec::new();
+    if !model.tokenizer {
+        let advice =
+            "set the model's `tokenizer`: a folder, or `engine` if the engines can be asked";
+        let message = "no KV routing: the model has no tokenizer";
+        found.push(Attention::new(Kind::NoTokenizer, message).advise(advice));
+    }
+    if model.suspect_prompts > 0 {
+        let prompts = model.suspect_prompts;
+        let message = format!(
+            "{prompts} prompts have failed alike on two workers; each is tried on one worker only"
+        );
+        let advice = "the engines' logs say why; docs/health.md, suspect prompts";
+        found.push(Attention::new(Kind::SuspectPrompts, message).advise(advice));
+    }
+    found.iter_mut().for_each(|attention| attention.model = Some(model.name.clone()));
+    found
+}
+
 /// What is wrong with a worker, as one replica sees it.
 pub(crate) fn of_worker(worker: &WorkerSnapshot) -> Vec<Attention> {
     use AttentionKind as Kind;
@@ -190,6 +219,11 @@ pub(crate) fn of_worker(worker: &WorkerSnapshot) -> Vec<Attention> {
         let message = format!("its index is dropped and built again and again: {reason}");
         let found_often = Attention::new(Kind::IndexRebuiltOften, message);
         found.push(found_often.advise(rebuild_advice(reason)));
+    }
+    if worker.full {
+        let advice = "the fleet is too small for its load, or the engine's queue too short";
+        let message = "full: its engine refuses requests (429 or 503)";
+        found.push(Attention::new(Kind::Full, message).advise(advice));
     }
     for (work, times) in worker.slowdown.notable() {
         let message = format!("slow: its {work} {times:.1} times as long as on the others");
@@ -325,6 +359,7 @@ mod tests {
             events_cut_off: true,
             index_truncated: true,
             index_rebuilt_often: Some("gap".into()),
+            full: true,
             slowdown: SlowdownSnapshot { prefill: Some(20.0), decode: Some(1.1) },
             load_failure: Some("engine_timeout".into()),
             no_hand_off: vec!["chat".into()],
@@ -337,6 +372,7 @@ mod tests {
             Kind::EventsCutOff,
             Kind::IndexTruncated,
             Kind::IndexRebuiltOften,
+            Kind::Full,
             Kind::Slow,
             Kind::NoLoad,
             Kind::NoHandOff,

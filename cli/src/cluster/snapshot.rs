@@ -42,6 +42,10 @@ pub(crate) struct ModelSnapshot {
     pub(crate) requests_in_flight: u64,
     /// Requests that wait in the router for a worker.
     pub(crate) queue_depth: u64,
+    /// Whether the router knows the tokens of prompts, without which there is no KV routing.
+    pub(crate) tokenizer: bool,
+    /// Prompts that have failed alike on two workers within the last minutes.
+    pub(crate) suspect_prompts: u64,
 }
 
 /// Requests of a model that were refused because of load, for one reason; the members have the names
@@ -95,6 +99,8 @@ pub(crate) struct WorkerSnapshot {
     pub(crate) engine_waiting: Option<u64>,
     /// The share of the engine's KV blocks that is in use.
     pub(crate) engine_kv_used_ratio: Option<f64>,
+    /// Whether its engine has refused the last request because it is full.
+    pub(crate) full: bool,
     /// How many times as long as the usual worker of its role it takes.
     pub(crate) slowdown: SlowdownSnapshot,
     /// How the worker's KV events reach the router; `None` if the worker has no source of them.

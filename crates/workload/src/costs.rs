@@ -236,9 +236,11 @@ impl Costs {
         LegTimes { first: duration(first + step), step: duration(step), are_learned }
     }
 
-    /// Whether the times of prefills have been observed.
+    /// Whether the times of prefills or decode steps have been observed.
     pub fn are_learned(&self) -> bool {
-        self.lock().learner.prefill_evidence().observations > 0
+        let state = self.lock();
+        let evidence = [state.learner.prefill_evidence(), state.learner.step_evidence()];
+        evidence.iter().any(|stage| stage.observations > 0)
     }
 
     /// Learns from a hand-off: the KV of `tokens` arrived within `seconds`.

@@ -51,6 +51,11 @@ impl Rest {
         }
     }
 
+    /// Whether the last reply said that the engine is full.
+    pub fn is_full(&self) -> bool {
+        self.is_full.load(Relaxed)
+    }
+
     /// Whether the worker rests.
     pub fn lasts(&self, now: Instant) -> bool {
         self.is_full.load(Relaxed) && self.lock().is_some_and(|period| now < period.until)

@@ -44,6 +44,12 @@ impl Suspects {
         self.any.store(!failed_at.is_empty(), Relaxed);
     }
 
+    /// The number of these prompts.
+    pub fn count(&self, now: Instant) -> usize {
+        let recent = |at: &&Instant| now.saturating_duration_since(**at) < REMEMBERED;
+        self.lock().values().filter(recent).count()
+    }
+
     /// Whether a prompt is one of them.
     pub fn contains(&self, prompt: &str, now: Instant) -> bool {
         if !self.any.load(Relaxed) {
@@ -68,6 +74,7 @@ mod tests {
         let (suspects, start) = (Suspects::default(), Instant::now());
         assert!(!suspects.contains("a", start));
         suspects.add("a", start);
+        assert_eq!((suspects.count(start), suspects.count(start + REMEMBERED)), (1, 0));
         assert!(suspects.contains("a", start + REMEMBERED / 2) && !suspects.contains("b", start));
         assert!(!suspects.contains("a", start + REMEMBERED));
         suspects.remove("a");

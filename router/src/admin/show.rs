@@ -66,6 +66,7 @@ pub(super) async fn models(State(admin): State<Admin>) -> Response {
                 "gate": config.gate,
                 "policy": config.policy,
                 "tokenizer": served.config.tokenizer.makes_tokens(),
+                "suspect_prompts": served.suspects.count(Instant::now()),
             })
         })
         .collect();

@@ -100,6 +100,7 @@ pub(super) fn view(admin: &Admin, served: &ServedModel, worker: &Worker) -> Valu
 fn performance(worker: &Worker) -> Value {
     json!({
         "last_failure": worker.health.last_failure(),
+        "full": worker.health.rest.is_full(),
         "costs": worker.load.costs.view(Instant::now()),
         "slowdown": worker.load.costs.slowdown(),
     })

@@ -147,7 +147,6 @@ async fn a_file_of_five_lines_serves_with_cache_hits() {
     }
     assert_eq!(told.matches("the engine shows connector nixl").count(), 2, "{told}");
     assert!(told.contains("2 workers, 0 faults"), "{told}");
-    assert!(!log.contains("KV-aware routing is off"), "{log}");
 }
 
 #[tokio::test]
@@ -233,19 +232,21 @@ fn check_tells_what_follows_and_what_is_off() {
     assert!(told.contains("note: model sim: its tokenizer is "), "{told}");
     assert!(told.contains("flow decode_first and connector nixl"), "{told}");
     let told = check(files.path(), &format!("models:\n  - name: org/other\n{pair}"), &[]);
-    let warning = "checked.yaml:3:11: KV-aware routing is off for org/other: no tokenizer";
-    assert!(told.contains(warning) && told.contains("`hf download org/other "), "{told}");
-    assert!(told.contains("flow prefill_first"), "{told}");
+    let note = "note: model org/other: its engines are asked for the tokens of each prompt";
+    assert!(told.contains(note) && told.contains("`hf download org/other "), "{told}");
+    assert!(told.contains("flow decode_first"), "{told}");
 }
 
 #[tokio::test]
-async fn the_start_says_loudly_that_there_is_no_tokenizer() {
+async fn a_model_without_a_tokenizer_is_served_with_cache_hits() {
     let files = files();
     let engine = engine(&files, "w", "both", &["--model", "other"]).await;
     let models = format!("models: [{{ name: other, workers: [\"{}\"] }}]\n", url(&engine));
     let router = router_of_file(&files, &models).await;
-    ready(&router).await;
-    let log = router.log();
-    let line = log.lines().find(|line| line.contains("KV-aware routing is off for other"));
-    assert!(line.is_some_and(|line| line.contains("WARN")), "{log}");
+    let http = ready(&router).await;
+    let mut body = completion(&prompt(60, "asked"));
+    body["model"] = json!("other");
+    let (prompt_tokens, cached) = tokens(&until_hit(&http, &body, 16).await);
+    assert_eq!(cached, full_hit(prompt_tokens, 16));
+    assert!(router.log().contains("model other: its engines are asked"), "{}", router.log());
 }

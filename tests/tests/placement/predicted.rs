@@ -135,7 +135,7 @@ async fn a_worker_that_has_enough_is_spared_while_others_have_not() {
     long["prompt"] = more.into();
     let mut at_work = tokio::task::JoinSet::new();
     at_work.spawn(async move { http.http.post(COMPLETIONS, &long).await });
-    splitrail_tests::cluster::eventually("it is at work", async || {
+    eventually("it is at work", async || {
         let labels = [("worker", holder.as_str())];
         cluster.metric("splitrail_worker_requests", &labels).await == 1.0
     })

@@ -254,23 +254,24 @@ fn a_tokenizer_is_a_folder_or_the_id_of_a_cached_model() {
 }
 
 #[test]
-fn a_model_without_a_tokenizer_is_loudly_without_kv_routing() {
+fn the_engines_of_a_model_without_a_tokenizer_are_asked() {
     for name in ["Qwen/Qwen3-8B", "/models/none"] {
         let text = FIVE_LINES.replace("Qwen/Qwen3-8B", name);
         let loaded = read(&empty(), &text).unwrap();
-        let [warning] = loaded.warnings.as_slice() else { panic!("{:?}", loaded.warnings) };
-        assert_eq!((warning.line, warning.column), (2, 11));
-        assert_eq!(warning.message, format!("KV-aware routing is off for {name}: no tokenizer"));
-        assert!(warning.hint.starts_with("add `tokenizer:`"), "{warning}");
-        assert_eq!(warning.hint.contains("`hf download Qwen/Qwen3-8B "), !name.starts_with('/'));
-        assert!(warning.hint.contains("`tokenizer: engine` asks the engines"), "{warning}");
+        assert!(loaded.warnings.is_empty(), "{:?}", loaded.warnings);
+        let told = loaded.notes.join("\n");
+        assert!(told.contains("its engines are asked for the tokens of each prompt"), "{told}");
+        assert_eq!(told.contains("`hf download Qwen/Qwen3-8B "), !name.starts_with('/'), "{told}");
         let model = &loaded.config.models[0];
-        assert_eq!((path_of(model), model.flow), (None, Flow::PrefillFirst));
-        assert!(model.queue.is_none() && model.cache_loss_tracking.is_none());
+        assert!(matches!(model.tokenizer, TokenizerConfig::Engine(_)));
+        assert_eq!(model.flow, Flow::DecodeFirst);
+        assert!(model.queue.is_some() && model.cache_loss_tracking.is_some());
     }
     // That none is wanted can be said.
     let text = format!("{FIVE_LINES}    tokenizer: none\n");
-    assert!(read(&empty(), &text).unwrap().warnings.is_empty());
+    let model = model(&empty(), &text);
+    assert_eq!((path_of(&model), model.flow), (None, Flow::PrefillFirst));
+    assert!(model.queue.is_none() && model.cache_loss_tracking.is_none());
 }
 
 #[test]

@@ -16,7 +16,7 @@ const FORMS: &str = "the model's folder, or its id if it is in the Hugging Face 
 const ENGINE: &str = "`tokenizer: engine` asks the engines for the tokens of each prompt";
 
 /// Writes the tokenizer of `model` out as a mapping. A model without one gets that of its name, if
-/// the cache has it, and otherwise none, with a warning. Returns what was derived.
+/// the cache has it; otherwise its engines are asked. Returns what was derived.
 pub(super) fn expand(
     model: &mut Node,
     path: &str,
@@ -35,7 +35,7 @@ pub(super) fn expand(
             None
         }
         Some((_, None)) => None,
-        None => by_name(model, hub, report),
+        None => by_name(model, hub),
     }
 }
 
@@ -114,8 +114,8 @@ fn download(name: &str, hub: &Hub) -> String {
     )
 }
 
-/// Gives a model without a tokenizer the one of its name, or none.
-fn by_name(model: &mut Node, hub: &Hub, report: &mut ProblemReport) -> Option<String> {
+/// Gives a model without a tokenizer the one of its name, or has its engines asked.
+fn by_name(model: &mut Node, hub: &Hub) -> Option<String> {
     let (at, name) = model.get("name").and_then(|node| Some((node.at, node.text()?.to_owned())))?;
     let folder = match hub.find(&name) {
         CachedModel::Tokenizer(folder) => Some(folder),
@@ -124,17 +124,17 @@ fn by_name(model: &mut Node, hub: &Hub, report: &mut ProblemReport) -> Option<St
             .filter(|path| path.is_absolute() && path.join("tokenizer.json").is_file()),
     };
     let Some(folder) = folder else {
+        model.insert("tokenizer", Tokenizer::Engine.node(at));
         let name = shown(&name);
-        let message = format!("KV-aware routing is off for {name}: no tokenizer");
         // A name without an organisation is rarely one of the hub.
-        let hint = match is_id(&name) && name.contains('/') {
-            true => format!("add `tokenizer:`, {FORMS}: {}", download(&name, hub)),
-            false => format!("add `tokenizer:`, {FORMS}"),
+        let remedy = match is_id(&name) && name.contains('/') {
+            true => download(&name, hub),
+            false => format!("`tokenizer:`, {FORMS}, says where it is"),
         };
-        let hint = format!("{hint}; {ENGINE}, and `tokenizer: none` says that none is wanted");
-        report.warn(at, message, hint);
-        model.insert("tokenizer", Tokenizer::None.node(at));
-        return None;
+        return Some(format!(
+            "its engines are asked for the tokens of each prompt, because no tokenizer of that name \
+             is here; with one, requests are faster: {remedy}"
+        ));
     };
     let folder = folder.display().to_string();
     let note = format!("its tokenizer is {folder}");
