@@ -86,9 +86,9 @@ fn compare_costs(roster: &Roster) {
 /// its place. A prefill worker can be done without if decode workers compute prompts locally.
 fn check_progress(roster: &Roster, worker: &Worker, config: &Model, now: Instant) -> bool {
     let health = &worker.health;
-    let stalled = health.progress.stalled_for(now);
     // An engine that serves no request alone cannot be asked for a token.
     let can_be_asked = config.connector.serves_alone();
+    let stalled = health.progress.stalled_for(now, can_be_asked);
     if worker.state() == WorkerState::Stuck {
         let works = health.progress.signs() != health.signs_when_stuck.load(Relaxed);
         if works || (!can_be_asked && stalled.is_none()) {

@@ -23,6 +23,9 @@ pub const PATIENCE_MIN: Duration = Duration::from_secs(1);
 const PATIENCE_UNLEARNED: Duration = Duration::from_secs(10);
 /// The wait for a whole reply from a worker that has not completed one yet.
 const WHOLE_REPLY_UNLEARNED: Duration = Duration::from_secs(60);
+/// The shortest wait for a whole reply from an engine that can be asked for one token: its counters of
+/// tokens are read every second or so, and the answer tells a long reply from a hang.
+const WHOLE_REPLY_MIN: Duration = Duration::from_secs(2);
 /// The weight of a new duration of a whole reply in the moving average.
 const WEIGHT: f64 = 0.2;
 
@@ -126,8 +129,9 @@ impl Progress {
     }
 
     /// For how long the leg that shows that the worker stalls has waited; `None` if the worker does
-    /// not stall. Call it several times per [`PATIENCE_MIN`].
-    pub fn stalled_for(&self, now: Instant) -> Option<Duration> {
+    /// not stall. `can_be_asked` says whether a worker that stalls is asked for one token, before
+    /// anything follows from it. Call it several times per [`PATIENCE_MIN`].
+    pub fn stalled_for(&self, now: Instant, can_be_asked: bool) -> Option<Duration> {
         let signs = self.signs.load(Relaxed);
         let mut state = self.lock();
         if signs != state.signs {
@@ -149,6 +153,7 @@ impl Progress {
                 }
                 Awaited::FirstOutput => leg.times.patience(),
                 Awaited::NextOutput => longest_prompt.max(leg.times.step * PATIENCE),
+                Awaited::WholeReply if can_be_asked => leg.times.patience().max(WHOLE_REPLY_MIN),
                 Awaited::WholeReply => whole_reply.max(leg.times.first.saturating_mul(PATIENCE)),
             };
             let since = *leg.since.get_or_insert(now);
@@ -241,7 +246,7 @@ mod tests {
     /// Looks every 100 ms from `from_ms` on; when the worker first stalls, in milliseconds.
     fn stalled_at(progress: &Progress, start: Instant, from_ms: u32, to_ms: u32) -> Option<u32> {
         let mut looks = (from_ms..=to_ms).step_by(100);
-        looks.find(|ms| progress.stalled_for(start + *ms * MS).is_some())
+        looks.find(|ms| progress.stalled_for(start + *ms * MS, false).is_some())
     }
 
     #[test]
@@ -257,7 +262,7 @@ mod tests {
             let stalled = stalled_at(&progress, start, 1_000, 60_000);
             assert_eq!(stalled, Some(1_000 + expected_ms), "{first_ms} {are_learned}");
             drop(leg);
-            assert_eq!(progress.stalled_for(start + 60_000 * MS), None);
+            assert_eq!(progress.stalled_for(start + 60_000 * MS, false), None);
         }
     }
 
@@ -305,21 +310,24 @@ mod tests {
         leg.set_awaited(Awaited::WholeReply);
         assert_eq!(stalled_at(&progress, start, 0, 90_000), Some(60_100), "nothing is known yet");
         leg.record_reply(start + 500 * MS);
-        assert_eq!(progress.stalled_for(start + 90_100 * MS), None);
+        assert_eq!(progress.stalled_for(start + 90_100 * MS, false), None);
         let next = progress.begin(times(10, true), start);
         next.set_awaited(Awaited::WholeReply);
-        assert_eq!(stalled_at(&progress, start, 100_000, 190_000), Some(102_100));
+        assert_eq!(progress.stalled_for(start + 95_000 * MS, true), None);
+        assert_eq!(progress.stalled_for(start + 97_000 * MS, true), None);
+        assert!(progress.stalled_for(start + 97_100 * MS, true).is_some(), "it can be asked");
+        assert_eq!(stalled_at(&progress, start, 97_000, 190_000), Some(97_100));
     }
 
     #[test]
     fn a_leg_that_was_given_up_is_remembered_until_the_next_sign_of_work() {
         let (start, progress) = (Instant::now(), Progress::default());
-        assert_eq!(progress.stalled_for(start), None);
+        assert_eq!(progress.stalled_for(start, false), None);
         progress.suspect(start);
         progress.suspect(start + 500 * MS);
-        assert_eq!(progress.stalled_for(start + 700 * MS), Some(700 * MS));
+        assert_eq!(progress.stalled_for(start + 700 * MS, false), Some(700 * MS));
         progress.record_sign();
-        assert_eq!(progress.stalled_for(start + 800 * MS), None);
+        assert_eq!(progress.stalled_for(start + 800 * MS, false), None);
         assert_eq!(progress.sign_at(), Some(start + 800 * MS));
     }
 }
