@@ -7,8 +7,8 @@ use splitrail_flow::prepare::Unit;
 use splitrail_ledger::close::UsedTokens;
 
 /// What a request may cost, before it is served: its prompts, of which the index knows how much is
-/// cached, and the output that it asks for. A prompt whose tokens are not known is estimated by its
-/// bytes.
+/// cached, and the most output that an engine may read from its options. A prompt whose tokens are
+/// not known is estimated by its bytes.
 pub(super) fn expected(
     served: &ServedModel,
     units: &[Unit],
@@ -16,7 +16,7 @@ pub(super) fn expected(
     generates: bool,
 ) -> u64 {
     let weights = &served.config.token_weights;
-    let output = match (generates, options.output.max_tokens) {
+    let output = match (generates, options.output.upper_bound_tokens) {
         (false, _) => 0,
         (true, Some(tokens)) => u64::from(tokens),
         (true, None) => weights.output_default,

@@ -3,10 +3,10 @@
 use serde_json::{Value, json};
 use splitrail_tests::client::Reply;
 use splitrail_tests::cluster::eventually;
-use splitrail_tests::dialect::MESSAGES;
+use splitrail_tests::dialect::{self, MESSAGES, RESPONSES};
 use splitrail_tests::scripted_server::{ScriptedReply, ScriptedServer};
 use splitrail_tests::tenants::{Keys, bearer, complete, post, start};
-use splitrail_tests::trial::{COMPLETIONS, completion, prompt};
+use splitrail_tests::trial::{CHAT, COMPLETIONS, chat, completion, prompt};
 use splitrail_tests::{Cluster, Spec};
 
 async fn limited(keys: &Keys, limits: &str) -> Cluster {
@@ -91,6 +91,54 @@ async fn tokens_are_reserved_exactly_and_settled_to_the_ledger() {
     let never = complete(&cluster.http, &acme, &body).await;
     assert_eq!((never.status.as_u16(), never.header("x-should-retry")), (429, "false"));
     assert_eq!(never.json()["error"]["code"], "insufficient_quota");
+}
+
+#[tokio::test]
+async fn the_most_output_that_any_engine_reads_from_a_request_is_reserved() {
+    let mut keys = Keys::empty();
+    let acme = keys.tenant("acme");
+    let cluster = limited(&keys, "{ tokens_per_minute: 50000 }").await;
+    let reserved = async || {
+        cluster.metric("splitrail_tenant_reserved_tokens_total", &[("tenant", "acme")]).await as u64
+    };
+    // SGLang lets `max_tokens` of a chat take precedence, and takes 0 for no limit.
+    let cases = [
+        (CHAT, json!({"max_completion_tokens": 1, "max_tokens": 4000}), 4000),
+        (CHAT, json!({"max_completion_tokens": 30, "max_tokens": 3}), 30),
+        (CHAT, json!({"max_completion_tokens": 7, "max_tokens": null}), 7),
+        (CHAT, json!({"max_completion_tokens": 0, "max_tokens": 5}), 1024),
+        (CHAT, json!({"max_tokens": 0}), 1024),
+        (CHAT, json!({"max_tokens": 9, "n": 3}), 27),
+        (COMPLETIONS, json!({"max_tokens": 0}), 1024),
+        (COMPLETIONS, json!({"max_tokens": 11}), 11),
+        (RESPONSES, json!({"max_output_tokens": 13}), 13),
+        (RESPONSES, json!({"max_output_tokens": 0}), 1024),
+        (MESSAGES, json!({"max_tokens": 0}), 1024),
+    ];
+    for (place, (path, members, output)) in cases.iter().enumerate() {
+        // No two of them have a block in common.
+        let text = |number: usize| format!("{number:08}");
+        let of = |number: usize| match *path {
+            CHAT => chat(&text(number)),
+            COMPLETIONS => completion(&text(number)),
+            path => dialect::request(path, &text(number), 1),
+        };
+        let [mut least, mut body] = [of(2 * place), of(2 * place + 1)];
+        // The reservation of the prompt alone, by a request with the least output.
+        for name in ["max_tokens", "max_completion_tokens", "max_output_tokens"] {
+            [&mut least, &mut body].map(|body| body.as_object_mut().unwrap().remove(name));
+        }
+        least[if *path == RESPONSES { "max_output_tokens" } else { "max_tokens" }] = json!(1);
+        let mut before = reserved().await;
+        post(&cluster.http, path, &acme, &least).await;
+        let prompt = reserved().await - before - 1;
+        for (name, value) in members.as_object().unwrap() {
+            body[name] = value.clone();
+        }
+        before = reserved().await;
+        post(&cluster.http, path, &acme, &body).await;
+        assert_eq!(reserved().await - before, prompt + output, "{path} {members}");
+    }
 }
 
 #[tokio::test]

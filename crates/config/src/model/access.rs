@@ -177,8 +177,8 @@ pub struct TokenWeights {
     /// A generated token.
     #[schemars(range(min = 0, max = 1000))]
     pub output: u64,
-    /// The generated tokens reserved for a request without `max_tokens`. Unused ones are given back
-    /// at its end.
+    /// The generated tokens reserved for a sample of a request without `max_tokens`, or with 0, which
+    /// SGLang takes for no limit. Unused ones are given back at its end.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub output_default: u64,
 }
