@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use http::uri::Authority;
 use tokio::sync::mpsc;
@@ -37,6 +38,28 @@ struct Sessions {
     next_number: u64,
     /// Key: model and worker id.
     by_name: BTreeMap<(String, String), Reservation>,
+    /// Whose a worker is for the rest of its grace, by the same key; at most as many as there may be
+    /// sessions.
+    holders: BTreeMap<(String, String), Holder>,
+}
+
+/// The shim whose stream broke off. Until its grace ends, only its own process may attach as the
+/// worker, or a process at the same URL: a shim that was killed and started again. Neither a process
+/// that has come by the URL alone, nor one that has left, ends this.
+struct Holder {
+    secret: Vec<u8>,
+    authority: Authority,
+    until: Instant,
+}
+
+impl Holder {
+    fn admits(&self, hello: &CheckedHello) -> bool {
+        self.is_of(hello) || self.authority == hello.authority
+    }
+
+    fn is_of(&self, hello: &CheckedHello) -> bool {
+        is_same(&hello.secret, &self.secret)
+    }
 }
 
 struct Reservation {
@@ -82,22 +105,33 @@ impl SessionRegistry {
         let model = hello.served.name();
         let key = (model.to_owned(), hello.config.id.clone());
         let mut sessions = self.sessions();
+        let now = Instant::now();
+        sessions.holders.retain(|_, holder| holder.until > now);
+        let holder = sessions.holders.get(&key);
+        if holder.is_some_and(|holder| !holder.admits(hello)) {
+            let status = Status::already_exists("the shim of this worker may still come back");
+            return RegisterResult::Refused(status, stream.outbound);
+        }
+        let own = holder.filter(|holder| holder.is_of(hello));
+        let (is_own, is_at_home) =
+            (own.is_some(), own.is_some_and(|own| own.authority == hello.authority));
         let is_concerned = |(other, reservation): &(&(String, String), &Reservation)| {
             other.0 == model && (other.1 == key.1 || reservation.authority == hello.authority)
         };
         let concerned: Vec<_> = sessions.by_name.iter().filter(is_concerned).collect();
         if concerned.iter().any(|(other, reservation)| {
-            reservation.is_live && !(**other == key && reservation.is_of(hello))
+            let is_same = **other == key && (is_own || reservation.is_of(hello));
+            reservation.is_live && !is_same && !is_at_home
         }) {
             let status = Status::already_exists("another process speaks for this worker");
             return RegisterResult::Refused(status, stream.outbound);
         }
         let others = concerned.into_iter().map(|(other, _)| other.clone());
         let others: Vec<_> = others.filter(|other| *other != key).collect();
-        // Their streams have ended, and their shims might reconnect, but this stream is open now.
+        // Their streams have ended, or they came to this URL after the stream of its shim broke off.
         others.iter().for_each(|other| self.evict(&mut sessions, other));
         if let Some(reservation) = sessions.by_name.get_mut(&key)
-            && (reservation.is_of(hello) || reservation.authority == hello.authority)
+            && (is_own || reservation.is_of(hello) || reservation.authority == hello.authority)
         {
             reservation.secret.clone_from(&hello.secret);
             reservation.authority.clone_from(&hello.authority);
@@ -108,6 +142,9 @@ impl SessionRegistry {
             stream.inbound.accept();
             place.send(stream);
             reservation.is_live = true;
+            if is_own {
+                sessions.holders.remove(&key);
+            }
             return RegisterResult::Passed;
         }
         self.evict(&mut sessions, &key);
@@ -127,6 +164,9 @@ impl SessionRegistry {
             evicted: evicted.clone(),
         };
         sessions.by_name.insert(key.clone(), reservation);
+        if is_own {
+            sessions.holders.remove(&key);
+        }
         let registry = Arc::clone(self);
         stream.inbound.accept();
         RegisterResult::Own(SessionGuard { registry, key, number, streams, evicted }, stream)
@@ -159,6 +199,24 @@ impl Reservation {
 }
 
 impl SessionGuard {
+    /// Keeps the worker for its shim, whose stream has broken off, for this time.
+    pub(super) fn keep(&self, grace: Duration) {
+        let mut sessions = self.registry.sessions();
+        let Sessions { by_name, holders, .. } = &mut *sessions;
+        let own = by_name.get(&self.key).filter(|own| own.number == self.number);
+        let Some(Reservation { secret, authority, .. }) = own else { return };
+        let now = Instant::now();
+        holders.retain(|_, holder| holder.until > now);
+        // The first holder stays: one that has come by its URL may be anybody.
+        let is_kept = |(key, holder): (&(String, String), &Holder)| {
+            key.0 == self.key.0 && (key.1 == self.key.1 || holder.authority == *authority)
+        };
+        if holders.len() < self.registry.max && !holders.iter().any(is_kept) {
+            let (secret, authority) = (secret.clone(), authority.clone());
+            holders.insert(self.key.clone(), Holder { secret, authority, until: now + grace });
+        }
+    }
+
     /// Marks the stream as open until the result is dropped.
     pub(super) fn live(&self, metrics: &Metrics) -> OpenStreamMark {
         self.registry.set_live(&self.key, self.number, true);

@@ -74,6 +74,10 @@ impl Session {
             while let NextStep::NewStream(newer) = after {
                 after = self.serve(*newer).await;
             }
+            // Before another shim can find that no stream is open.
+            if let NextStep::Silence = after {
+                self.guard.keep(self.context.config.rejoin_grace);
+            }
             drop(live);
             if let NextStep::Silence = after {
                 next = self.wait().await;

@@ -9,6 +9,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use serde_json::json;
 use splitrail_proto::v1;
+use splitrail_proto::v1::attach_request::Message;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::raw::connect_from;
 use splitrail_tests::scripted_server::{ScriptedReply, ScriptedServer};
@@ -85,6 +86,43 @@ async fn a_live_worker_is_not_taken_over_without_the_proof_of_its_process() {
     assert_eq!(newer.welcome.known_sequence, Some(4));
     newer.stored(5, [5]).await;
     newer.acked(5).await;
+}
+
+#[tokio::test]
+async fn a_seat_in_its_grace_is_kept_for_the_shim_that_held_it() {
+    let fleet = open().await;
+    let (own, other) = (engine().await, engine().await);
+    let hello = hello("s0", &own.url());
+    let moved = v1::Hello { url: other.url(), ..thief(&hello) };
+    let shim = attach(&fleet, None, hello.clone()).await.ok().unwrap();
+    shim.load(0, 0).await;
+    eventually("the worker serves", async || fleet.worker("s0").await["state"] == "serving").await;
+    drop(shim);
+    // Whether or not the router has noticed that the stream is gone.
+    let refused = attach(&fleet, None, moved.clone()).await.err();
+    assert_eq!(refused, Some(Code::AlreadyExists));
+    // A shim that was killed and started again has another secret and the same URL.
+    let restarted = async || attach(&fleet, None, thief(&hello)).await;
+    let mut again = restarted().await;
+    while again.is_err() {
+        again = restarted().await;
+    }
+    let mut again = again.ok().unwrap();
+    // What has come by the URL alone neither takes the worker elsewhere, nor keeps its shim out.
+    for at in [moved.clone(), v1::Hello { worker_id: "s1".into(), ..thief(&hello) }] {
+        assert_eq!(attach(&fleet, None, at).await.err(), Some(Code::AlreadyExists));
+    }
+    let back = attach(&fleet, None, hello.clone()).await.ok().unwrap();
+    assert_eq!(again.ended().await, Code::Aborted);
+    back.load(0, 0).await;
+    eventually("the shim is back", async || fleet.worker("s0").await["url"] == own.url()).await;
+    fleet.prompts(4).await;
+    assert!(!other.heard().iter().any(|heard| heard.is_inference()));
+    // Once it has said that it leaves, its name is free.
+    back.say(Message::Bye(v1::Bye::default())).await;
+    drop(back);
+    eventually("the worker has left", async || fleet.worker("s0").await.is_null()).await;
+    attach(&fleet, None, moved).await.ok().unwrap();
 }
 
 #[tokio::test]
