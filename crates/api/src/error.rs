@@ -100,6 +100,8 @@ pub enum ErrorKind {
     ReplyTooLarge,
     /// A hand-off names a host that does not belong to the fleet.
     ForeignHandOff,
+    /// The request has come back to a router that it had come through: a worker's URL leads there.
+    LoopDetected,
     /// An engine took longer than a configured timeout.
     EngineTimeout,
     /// An engine has less of the prompt cached than its threshold requires, and did nothing.
@@ -138,6 +140,8 @@ struct RareParts {
     is_of_additions: bool,
     /// Whether the message is withheld from clients, because it names the worker.
     is_withheld: bool,
+    /// Whether the message is in an engine's words that are not for clients.
+    is_internal: bool,
     /// Whether the prompt itself took too long.
     is_slow_prompt: bool,
 }
@@ -217,8 +221,21 @@ impl Error {
         self
     }
 
+    /// Marks the message as words of an engine that are not for clients: only some statuses of
+    /// refusals tell a client what to change.
+    #[must_use]
+    pub fn internal(mut self) -> Self {
+        self.param = None;
+        self.rare.get_or_insert_default().is_internal = true;
+        self
+    }
+
     /// The message for the client.
     fn client_message(&self) -> Cow<'_, str> {
+        if self.rare.as_ref().is_some_and(|rare| rare.is_internal) {
+            let status = self.status().as_u16();
+            return format!("the engine refused the request with status {status}").into();
+        }
         match (self.rare.as_ref().is_some_and(|rare| rare.is_withheld), self.fault()) {
             (true, Fault::Engine) => "the request failed at an engine".into(),
             (true, _) if self.kind == ErrorKind::NoWorker => {
@@ -301,6 +318,7 @@ impl Error {
             | ErrorKind::StaleConnection
             | ErrorKind::ForeignReply
             | ErrorKind::ForeignHandOff
+            | ErrorKind::LoopDetected
             | ErrorKind::EngineTimeout
             | ErrorKind::BelowThreshold
             | ErrorKind::LeaseExpired
@@ -335,6 +353,7 @@ impl Error {
             ErrorKind::EngineFailed
             | ErrorKind::EngineUnreachable
             | ErrorKind::ForeignHandOff
+            | ErrorKind::LoopDetected
             | ErrorKind::DecodeLost
             | ErrorKind::EngineRejected(407 | 412) => true,
             // The lease of a hand-off is short; the worker's queue may just be long.
@@ -398,6 +417,7 @@ impl Error {
             | ErrorKind::BelowThreshold
             | ErrorKind::DecodeLost => StatusCode::BAD_GATEWAY,
             ErrorKind::EngineTimeout | ErrorKind::LeaseExpired => StatusCode::GATEWAY_TIMEOUT,
+            ErrorKind::LoopDetected => StatusCode::LOOP_DETECTED,
             ErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
@@ -467,6 +487,7 @@ impl Error {
             ErrorKind::ForeignReply => "foreign_reply",
             ErrorKind::ReplyTooLarge => "reply_too_large",
             ErrorKind::ForeignHandOff => "foreign_hand_off",
+            ErrorKind::LoopDetected => "loop_detected",
             ErrorKind::EngineTimeout => "engine_timeout",
             ErrorKind::BelowThreshold => "below_threshold",
             ErrorKind::LeaseExpired => "lease_expired",

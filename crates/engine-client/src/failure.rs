@@ -64,8 +64,10 @@ pub(super) fn io_cause<'a>(error: &'a (dyn std::error::Error + 'static)) -> Opti
 /// Seconds after which a full engine that names no time is tried again.
 const RETRY_AFTER_S: u32 = 1;
 
-/// The error for an engine's error status; `retry_after_s` is its field `retry-after`. If the client
-/// is at fault, the engine's own message is passed on, because it tells the client what to change.
+/// The statuses whose message is passed on to the client, because it tells the client what to change.
+const TOLD_STATUSES: [u16; 4] = [400, 404, 413, 422];
+
+/// The error for an engine's error status; `retry_after_s` is its field `retry-after`.
 pub(super) async fn refusal(
     worker: &dyn Engine,
     status: StatusCode,
@@ -75,10 +77,22 @@ pub(super) async fn refusal(
     let status = status.as_u16();
     let body = Limited::new(body, ERROR_BODY_MAX_BYTES).collect().await;
     let body = body.map(|body| body.to_bytes()).unwrap_or_default();
-    rejection(worker, status, retry_after_s, &body).of_reply()
+    let refused = Refused { status, is_told: TOLD_STATUSES.contains(&status), body: &body };
+    rejection(worker, refused, retry_after_s).of_reply()
 }
 
-fn rejection(worker: &dyn Engine, status: u16, retry_after_s: Option<u32>, body: &[u8]) -> Error {
+/// What an engine has refused a request with.
+#[derive(Clone, Copy)]
+struct Refused<'a> {
+    status: u16,
+    /// Whether the client gets the engine's message.
+    is_told: bool,
+    body: &'a [u8],
+}
+
+fn rejection(worker: &dyn Engine, refused: Refused<'_>, retry_after_s: Option<u32>) -> Error {
+    let Refused { status, is_told, body } = refused;
+    let told = |error: Error| if is_told { error } else { error.internal() };
     let engine_error = engine_message(body);
     match (status, &engine_error) {
         (429 | 503, _) => {
@@ -89,16 +103,21 @@ fn rejection(worker: &dyn Engine, status: u16, retry_after_s: Option<u32>, body:
         // Engines say of a model what is missing; of a path, they or their servers say the same of all.
         (404, Some((message, param))) if message != "Not Found" && is_error_object(body) => {
             let error = Error::new(ErrorKind::EngineLacksModel, message.clone());
-            return match param {
+            return told(match param {
                 Some(param) => error.with_param(param.clone()),
                 None => error,
-            };
+            });
         }
         (404 | 405 | 501, _) => {
             let message = format!("the engine does not offer this path (status {status})");
             return Error::new(ErrorKind::EngineLacksPath, message);
         }
         (400..=499, _) => {}
+        (508, _) => {
+            let message =
+                format!("worker {} leads back to a router: is its URL right?", worker.id());
+            return Error::new(ErrorKind::LoopDetected, message);
+        }
         _ => return Error::engine(worker.id(), &format!("answered with status {status}")),
     }
     let message = format!("worker {} refused with status {status}", worker.id());
@@ -115,15 +134,15 @@ fn rejection(worker: &dyn Engine, status: u16, retry_after_s: Option<u32>, body:
             Error::engine(worker.id(), &what).of_additions()
         }
         Some((message, param)) if own.fault() == Fault::Client => {
-            Error::rejected(status, message, param)
+            told(Error::rejected(status, message, param))
         }
         _ => own,
     }
 }
 
 /// The error for an error event in place of a stream's first chunk: engines that send their headers
-/// early put the status into that event, whose error is nested or flat. Of a longer event than an error reply may be, nothing is
-/// read.
+/// early put the status into that event, whose error is nested or flat. Of a longer event than an
+/// error reply may be, nothing is read. The words of an error inside a good reply are not for clients.
 pub fn refusal_event(worker: &dyn Engine, event: &[u8]) -> Error {
     let read = Some(event).filter(|event| event.len() <= ERROR_BODY_MAX_BYTES);
     let status = read
@@ -132,7 +151,10 @@ pub fn refusal_event(worker: &dyn Engine, event: &[u8]) -> Error {
         .and_then(|code| u16::try_from(code).ok())
         .filter(|code| (400..500).contains(code) || *code == 503);
     match status {
-        Some(status) => rejection(worker, status, None, event).of_reply(),
+        Some(status) => {
+            let refused = Refused { status, is_told: false, body: event };
+            rejection(worker, refused, None).of_reply()
+        }
         None => Error::engine(worker.id(), "answered with an error event").of_reply(),
     }
 }

@@ -49,6 +49,7 @@ kinds! {
     ErrorKind::StaleConnection => ErrorKind::StaleConnection, Attempts;
     ErrorKind::ForeignReply => ErrorKind::ForeignReply, Attempts;
     ErrorKind::ForeignHandOff => ErrorKind::ForeignHandOff, Attempts;
+    ErrorKind::LoopDetected => ErrorKind::LoopDetected, Attempts;
     ErrorKind::EngineTimeout => ErrorKind::EngineTimeout, Attempts;
     ErrorKind::BelowThreshold => ErrorKind::BelowThreshold, Attempts;
     ErrorKind::LeaseExpired => ErrorKind::LeaseExpired, Attempts;

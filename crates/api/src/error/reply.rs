@@ -116,6 +116,7 @@ impl Error {
             (Fault::Client, _) => Code::InvalidArgument,
             (_, ErrorKind::EngineTimeout | ErrorKind::LeaseExpired) => Code::DeadlineExceeded,
             (_, ErrorKind::DecodeLost) => Code::Aborted,
+            (_, ErrorKind::LoopDetected) => Code::FailedPrecondition,
             (_, ErrorKind::Internal) => Code::Internal,
             _ => Code::Unavailable,
         };

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 use splitrail_engine::dialect::Dialect;
 use splitrail_engine::usage::EngineUsage;
@@ -19,13 +20,14 @@ use crate::run::generate::StartedReply;
 use crate::run::leg_headers::{begin_attempt, traced_headers};
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_config::model::RequestFlow;
-use splitrail_engine_client::{LegHeaders, Shape};
+use splitrail_engine_client::{LegHeaders, Shape, refusal_event};
 use splitrail_fleet::reply_check::check_usage;
 use splitrail_fleet::{Exclusion, LegRequest, LegWait, ServedModel, Worker};
 use splitrail_ledger::leg::{LegFacts, LegKind};
 use splitrail_ledger::timeline::Stage;
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
+use splitrail_workload::costs::WholeReply;
 use splitrail_workload::progress::Awaited;
 
 /// Runs a request of an auxiliary endpoint until its reply has arrived.
@@ -102,18 +104,21 @@ async fn ask(
     let limit = context.reply_limit();
     let wait = LegWait { served: &context.served, worker, leg: role, limit };
     let reply = wait.until_whole(&context.unread, call).await;
-    booked.iter().filter(|_| reply.is_ok()).for_each(|booking| booking.reply_done(Instant::now()));
+    let arrived = Instant::now();
+    booked.iter().filter(|_| reply.is_ok()).for_each(|booking| booking.reply_done(arrived));
     let (stage, outcome) = match &reply {
         Ok(_) => (Stage::FirstToken, "ok"),
         Err(error) => (Stage::Failed, error.outcome()),
     };
     leg.end(prompt.mark(stage), outcome);
     let reply = reply?;
-    let read = read(context, worker, reply).await;
-    let (reply, usage) =
-        read.ok_or_else(|| Error::engine(worker.id(), "sent a reply that is not JSON"))?;
-    if endpoint.computes() {
+    let (reply, usage) = read(context, worker, reply).await?;
+    if let Some(mut booking) = booked {
         check_usage(&context.served, worker, usage.is_some());
+        // An auxiliary request generates nothing.
+        let (cached_tokens, context_tokens) = (Some(0), unit.weight_tokens);
+        let reply = WholeReply { cached_tokens, steps: 0, requests: 1, context_tokens };
+        booking.whole_reply_done(arrived, reply);
     }
     Ok((reply, usage))
 }
@@ -123,33 +128,48 @@ async fn ask(
 struct Reply<'a> {
     #[serde(borrow)]
     usage: Option<&'a RawValue>,
+    error: Option<IgnoredAny>,
+    #[serde(borrow)]
+    object: Option<&'a RawValue>,
 }
 
-/// The reply with its usage; `None` if the reply is no JSON object. None of its tokens count as cached:
-/// whatever the engine says of them, they were computed.
+impl<'a> Reply<'a> {
+    /// Reads a reply; `None` if it is no JSON object.
+    fn read(reply: &'a [u8]) -> Option<Self> {
+        // Serde would also read this struct from a JSON array.
+        let is_object = reply.trim_ascii_start().starts_with(b"{");
+        is_object.then(|| serde_json::from_slice(reply).ok())?
+    }
+
+    /// Whether the reply is an error, although its status is that of a good one.
+    fn is_error(&self) -> bool {
+        self.error.is_some() || self.object.is_some_and(|object| object.get() == "\"error\"")
+    }
+}
+
+/// The reply with its usage. None of its tokens count as cached: whatever the engine says of them,
+/// they were computed.
+///
+/// # Errors
+/// The reply is no JSON object, or an error in place of a good reply.
 async fn read(
     context: &Context,
     worker: &Arc<Worker>,
     reply: Bytes,
-) -> Option<(Bytes, Option<EngineUsage>)> {
+) -> Result<(Bytes, Option<EngineUsage>), Error> {
     let (served, worker) = (Arc::clone(&context.served), Arc::clone(worker));
-    let work = move |reply: Bytes| {
-        let usage = usage(&reply)?;
-        let usage = usage.and_then(|raw| read_usage(&served, &worker, Dialect::Chunks, raw));
+    let work = move |bytes: Bytes| {
+        let not_json = || Error::engine(worker.id(), "sent a reply that is not JSON");
+        let reply = Reply::read(&bytes).ok_or_else(not_json)?;
+        if reply.is_error() {
+            return Err(refusal_event(&*worker, &bytes));
+        }
+        let raw = reply.usage.map(RawValue::get);
+        let usage = raw.and_then(|raw| read_usage(&served, &worker, Dialect::Chunks, raw));
         let usage = usage.map(|usage| EngineUsage { cached_tokens: Some(0), ..usage });
-        Some((reply, usage))
+        Ok((bytes, usage))
     };
-    context.preparer.run_sized(reply.len(), move || work(reply)).await.ok()?
-}
-
-/// The raw usage of a reply, if it has one; `None` if the reply is no JSON object.
-fn usage(reply: &[u8]) -> Option<Option<&str>> {
-    // Serde would also read this struct from a JSON array.
-    if !reply.trim_ascii_start().starts_with(b"{") {
-        return None;
-    }
-    let reply: Reply<'_> = serde_json::from_slice(reply).ok()?;
-    Some(reply.usage.map(RawValue::get))
+    context.preparer.run_sized(reply.len(), move || work(reply)).await?
 }
 
 #[cfg(test)]
@@ -159,14 +179,27 @@ mod tests {
 
     #[test]
     fn usage_is_found_wherever_it_stands_and_a_reply_is_an_object() {
+        let usage = |reply: &[u8]| Some(Reply::read(reply)?.usage.map(|raw| raw.get().to_owned()));
         let reply =
             br#"{"data":[{"embedding":[0.5,1e-3]}],"usage":{"prompt_tokens":7,"total_tokens":7}}"#;
         let raw = r#"{"prompt_tokens":7,"total_tokens":7}"#;
-        assert_eq!(usage(reply), Some(Some(raw)));
+        assert_eq!(usage(reply), Some(Some(raw.to_owned())));
         assert_eq!(usage(br#" {"tokens":[1]}"#), Some(None));
         assert_eq!(usage(br#"{"usage":null}"#), Some(None));
         for nonsense in ["", "[]", "[{}]", "null", r#"{"usage":{"prompt_tokens":7}"#, "<html>"] {
             assert_eq!(usage(nonsense.as_bytes()), None, "{nonsense}");
+        }
+    }
+
+    #[test]
+    fn an_error_is_recognised_where_a_good_reply_is_expected() {
+        for (reply, is_error) in [
+            (r#"{"error":{"message":"x"}}"#, true),
+            (r#"{"object":"error","message":"x"}"#, true),
+            (r#"{"object":"list","data":[],"error":null}"#, false),
+            (r#"{"object":7,"tokens":[1]}"#, false),
+        ] {
+            assert_eq!(Reply::read(reply.as_bytes()).unwrap().is_error(), is_error, "{reply}");
         }
     }
 }

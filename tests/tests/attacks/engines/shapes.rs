@@ -11,6 +11,8 @@ use super::{COMPLETIONS, completion, generated, prompt_of};
 /// How far the router's memory may grow.
 const GROWN_MAX_KIB: u64 = 150 << 10;
 
+const EMBEDDINGS: &str = "/v1/embeddings";
+
 /// A list of small numbers.
 fn list(bytes: usize) -> String {
     format!("[{}0]", "0,".repeat(bytes / 2))
@@ -64,6 +66,51 @@ async fn a_long_error_event_is_no_refusal_and_costs_little_memory() {
     assert_eq!(status, 502, "{text}");
     let (status, text) = little_is_made_of(&front, "a short one", &streamed("short")).await;
     assert_eq!(status, 400, "a refusal is passed on: {text}");
+}
+
+/// Words of an engine about itself.
+const INNER: &str = "inner http://10.0.0.1:8000";
+
+#[tokio::test]
+async fn an_engine_s_words_reach_clients_only_with_refusals_that_say_what_to_change() {
+    const STATUSES: [u16; 10] = [400, 413, 422, 404, 409, 451, 500, 502, 401, 403];
+    let error = |code: u16| {
+        json!({"error": {"message": INNER, "param": INNER, "code": code, "type": "x"}}).to_string()
+    };
+    let engine = engine(move |heard| {
+        let prompt = match heard.target.as_str() {
+            COMPLETIONS => prompt_of(heard),
+            _ => serde_json::from_str::<Value>(&heard.text()).unwrap()["input"].to_string(),
+        };
+        let mut words = prompt.trim_matches('"').split(' ');
+        let (kind, code) = (words.next().unwrap(), words.next().unwrap().parse().unwrap());
+        match kind {
+            "status" => ScriptedReply::json(code, &error(code)),
+            "whole" => ScriptedReply::json(200, &error(code)),
+            _ => ScriptedReply::events(&format!("data: {}\n\n", error(code))),
+        }
+    })
+    .await;
+    let front = Front::measured("{}", "retries: { decode: 0 }", &[engine.url()]).await;
+    for code in STATUSES {
+        let asked = |kind| json!(format!("{kind} {code}"));
+        let plain = |kind| json!({"model": "sim", "prompt": asked(kind), "max_tokens": 2});
+        let embeddings = |kind| json!({"model": "sim", "input": asked(kind)});
+        for (what, path, body) in [
+            ("status", COMPLETIONS, plain("status")),
+            ("status", COMPLETIONS, streamed(asked("status"))),
+            ("whole", COMPLETIONS, plain("whole")),
+            ("events", COMPLETIONS, streamed(asked("events"))),
+            ("status", EMBEDDINGS, embeddings("status")),
+            ("whole", EMBEDDINGS, embeddings("whole")),
+        ] {
+            let reply = front.http.post(path, &body).await;
+            let is_told = what == "status" && [400, 404, 413, 422].contains(&code);
+            let text = reply.text();
+            assert_eq!(text.contains("10.0.0.1"), is_told, "{what} {code} {path}: {text}");
+            assert!(reply.status.as_u16() >= 400, "{what} {code} {path}: {text}");
+        }
+    }
 }
 
 #[tokio::test]
