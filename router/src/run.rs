@@ -84,6 +84,13 @@ pub struct Addresses {
     pub metrics: Option<SocketAddr>,
 }
 
+impl Addresses {
+    fn all(self) -> impl Iterator<Item = SocketAddr> {
+        let Self { http, grpc, fleet, admin, metrics } = self;
+        [Some(http), grpc, fleet, Some(admin), metrics].into_iter().flatten()
+    }
+}
+
 impl Running {
     /// Binds every address, then starts to serve. There is no file to reload.
     ///
@@ -105,6 +112,7 @@ impl Running {
         let tls = Tls::open(&core, listen)?;
         let sockets = Sockets::bind(listen).await?;
         let addresses = sockets.addresses()?;
+        core.cluster.own_addresses.get_or_init(|| addresses.all().collect());
         let fleet = Fleet::start(Arc::clone(&core.cluster)).map_err(io::Error::other)?;
         let open =
             |socket| FleetListener::open(Arc::clone(&core.cluster), Arc::clone(&fleet), socket);
@@ -487,14 +495,17 @@ fn access_ticks() -> Interval {
 
 /// Reads the files of credentials again when they change, until the task is ended.
 async fn follow_credential_files(core: Arc<Core>) {
-    let mut ticks = access_ticks();
+    let (mut ticks, mut reads) = (access_ticks(), JoinSet::new());
     loop {
         ticks.tick().await;
-        let access = core.access.load_full();
         // Off the reactor, because a disk may be slow.
-        let reading = tokio::task::spawn_blocking(move || access.refresh());
-        if reading.await.is_err() {
-            tracing::error!("the files of credentials could not be read again: a defect");
+        for read in core.access.load().due_reads(Instant::now()) {
+            reads.spawn_blocking(read);
+        }
+        while let Some(read) = reads.try_join_next() {
+            if read.is_err() {
+                tracing::error!("a file of credentials could not be read again: a defect");
+            }
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use http::HeaderMap;
 use splitrail_config::Problems;
@@ -37,7 +37,7 @@ pub struct CertificateNames<'a> {
 pub struct Access {
     /// Whether requests need a credential.
     asks: bool,
-    keys: Vec<KeySource>,
+    keys: Vec<Arc<KeySource>>,
     issuers: Vec<TrustedIssuer>,
     certificate: Option<CertificateName>,
     /// The tenants, by name and by identity.
@@ -135,7 +135,9 @@ impl Access {
         let mut certificate = None;
         for auth in &config.auth {
             match auth {
-                Auth::Keys { file } => keys.push(KeySource::open(file).map_err(AccessError::Keys)?),
+                Auth::Keys { file } => {
+                    keys.push(Arc::new(KeySource::open(file).map_err(AccessError::Keys)?));
+                }
                 Auth::Jwt(auth) => {
                     let known = before.into_iter().flat_map(|before| &before.issuers);
                     let mut known = known.filter(|known| known.issuer.is_configured_as(auth));
@@ -321,7 +323,7 @@ impl Access {
         for source in &self.keys {
             let file = source.file().to_string_lossy();
             let gauge = metrics.key_file_current.with_label_values(&[file.as_ref()]);
-            gauge.set(source.is_current().into());
+            gauge.set(source.is_current(Instant::now()).into());
         }
     }
 
@@ -338,9 +340,10 @@ impl Access {
         }
     }
 
-    /// Reads the files again that have changed. May wait for a disk.
-    pub fn refresh(&self) {
-        self.keys.iter().for_each(KeySource::refresh);
+    /// Reads of the files of keys that are not being read, one for each: one that does not return
+    /// keeps no other from being read.
+    pub fn due_reads(&self, now: Instant) -> Vec<impl FnOnce() + Send + use<>> {
+        self.keys.iter().filter_map(|source| source.due_read(now)).collect()
     }
 
     /// The holder of a key. Every file is searched, so that the time does not tell which one has the

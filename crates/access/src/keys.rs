@@ -4,8 +4,8 @@ use std::hint::black_box;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwap;
 use ring::digest::{SHA256, digest};
@@ -50,6 +50,32 @@ pub struct KeySource {
     version: Mutex<Option<Version>>,
     /// Whether the keys in use are those of that version.
     is_current: AtomicBool,
+    /// The read of the file that has not ended.
+    reading: Mutex<Option<OpenRead>>,
+}
+
+/// Time after which a read of a file counts as one that may not end.
+const READ_MAX: Duration = Duration::from_secs(5);
+
+struct OpenRead {
+    began: Instant,
+    /// Whether it was logged that it does not end.
+    is_reported: bool,
+}
+
+impl OpenRead {
+    fn is_late(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.began) >= READ_MAX
+    }
+}
+
+/// Marks a read of a file as ended when it is dropped.
+struct ReadEnd<'a>(&'a KeySource);
+
+impl Drop for ReadEnd<'_> {
+    fn drop(&mut self) {
+        *self.0.reading() = None;
+    }
 }
 
 /// The keys that a file contained when it was read.
@@ -89,7 +115,8 @@ impl KeySource {
         // Before the file itself: a change in between is noticed the next time.
         let version = Mutex::new(version(file));
         let table = ArcSwap::from_pointee(Table::read(file)?);
-        Ok(Self { file: file.to_owned(), table, version, is_current: AtomicBool::new(true) })
+        let (file, is_current) = (file.to_owned(), AtomicBool::new(true));
+        Ok(Self { file, table, version, is_current, reading: Mutex::default() })
     }
 
     /// The path of the file.
@@ -97,9 +124,40 @@ impl KeySource {
         &self.file
     }
 
-    /// Whether the keys in use are those of the file; `false` if the file cannot be used.
-    pub fn is_current(&self) -> bool {
-        self.is_current.load(Relaxed)
+    /// Whether the keys in use are those of the file; `false` if the file cannot be used, or a read
+    /// of it does not end.
+    pub fn is_current(&self, now: Instant) -> bool {
+        let is_stuck = self.reading().as_ref().is_some_and(|read| read.is_late(now));
+        self.is_current.load(Relaxed) && !is_stuck
+    }
+
+    /// A read of the file, which may block its thread for as long as the file system takes; `None`
+    /// if the read before has not ended. It is logged once that a read does not end.
+    pub fn due_read(self: &Arc<Self>, now: Instant) -> Option<impl FnOnce() + Send + use<>> {
+        let mut reading = self.reading();
+        match &mut *reading {
+            Some(read) => {
+                if read.is_late(now) && !std::mem::replace(&mut read.is_reported, true) {
+                    tracing::error!(
+                        file = %self.file.display(),
+                        "reading the file of API keys does not end: its previous keys stay valid"
+                    );
+                }
+                None
+            }
+            None => {
+                *reading = Some(OpenRead { began: now, is_reported: false });
+                let source = Arc::clone(self);
+                Some(move || {
+                    let _end = ReadEnd(&source);
+                    source.refresh();
+                })
+            }
+        }
+    }
+
+    fn reading(&self) -> MutexGuard<'_, Option<OpenRead>> {
+        self.reading.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The holder of a key. The time does not depend on how much of a hash is right, nor on whether
@@ -131,7 +189,7 @@ impl KeySource {
             std::mem::replace(&mut *version, now)
         };
         let is_new = now != before;
-        if !is_new && self.is_current() {
+        if !is_new && self.is_current.load(Relaxed) {
             return;
         }
         let file = self.file.display();
@@ -373,6 +431,38 @@ mod tests {
         assert_eq!(accepted(), [false, true]);
         file.write(&[&old_entry]);
         assert_eq!(accepted(), [true, false], "the next usable file is used");
+    }
+
+    #[test]
+    fn a_pipe_in_the_place_of_the_file_is_not_waited_for() {
+        let file = File::new();
+        let [(old, old_entry), (new, new_entry)] = [(); 2].map(|()| tenant_key("acme", None));
+        file.write(&[&old_entry]);
+        let source = KeySource::open(&file.path()).unwrap();
+        let accepts = |key: &str| source.holder(key, SystemTime::now()).is_ok();
+        std::fs::remove_file(file.path()).unwrap();
+        let made = std::process::Command::new("mkfifo").arg(file.path()).status();
+        assert!(made.unwrap().success());
+        source.refresh();
+        assert!(accepts(&old) && !source.is_current(Instant::now()));
+        std::fs::remove_file(file.path()).unwrap();
+        file.write(&[&new_entry]);
+        source.refresh();
+        assert!(accepts(&new) && !accepts(&old) && source.is_current(Instant::now()));
+    }
+
+    #[test]
+    fn a_read_that_does_not_end_is_shown_and_not_begun_again() {
+        let file = File::new();
+        file.write(&[&tenant_key("acme", None).1]);
+        let source = Arc::new(KeySource::open(&file.path()).unwrap());
+        let now = Instant::now();
+        let read = source.due_read(now).unwrap();
+        let late = now + READ_MAX;
+        assert!(source.is_current(now) && !source.is_current(late));
+        assert!(source.due_read(late).is_none());
+        read();
+        assert!(source.is_current(late) && source.due_read(late).is_some());
     }
 
     #[test]

@@ -3,7 +3,6 @@
 //! Only public keys for RS256, ES256 and EdDSA (Ed25519) are usable. Other keys of a set, which
 //! issuers publish for other purposes, are counted and left out.
 
-use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
@@ -12,6 +11,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
+use splitrail_settings::process::open_regular;
 
 mod url;
 
@@ -117,7 +117,7 @@ impl KeySet {
 /// If the file cannot be read.
 pub fn read_file(path: &Path) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
-    File::open(path)?.take(JWKS_MAX_BYTES as u64 + 1).read_to_end(&mut text)?;
+    open_regular(path)?.take(JWKS_MAX_BYTES as u64 + 1).read_to_end(&mut text)?;
     Ok(text)
 }
 

@@ -7,6 +7,7 @@ use std::time::SystemTime;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use splitrail_settings::problem::ProblemReport;
+use splitrail_settings::process::open_regular;
 use splitrail_settings::tree::Node;
 use splitrail_settings::{Problems, file};
 
@@ -112,7 +113,7 @@ fn time(text: &str) -> Option<SystemTime> {
 /// contains any text of the file other than known names: a key may have been written into it.
 pub fn load(path: &Path) -> Result<KeysFile, Problems> {
     let name = path.display().to_string();
-    let text = file::read(path, &name, &KEYS_PROFILE)?;
+    let text = file::read_from(open_regular(path), &name, &KEYS_PROFILE)?;
     parse(&name, &text)
 }
 

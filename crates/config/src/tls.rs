@@ -4,7 +4,6 @@ mod reloaded;
 mod validity;
 
 use std::fmt::{self, Display};
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,6 +13,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{NoServerSessionStorage, VerifierBuilderError, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
+use splitrail_settings::process::open_regular;
 
 use super::model::{ClientCertificates, FleetTls, ListenerTls};
 
@@ -181,7 +181,7 @@ fn roots(key: &'static str, pem: &[u8]) -> Result<RootCertStore, TlsFileError> {
 
 pub(crate) fn read(key: &'static str, path: &Path) -> Result<Vec<u8>, TlsFileError> {
     let mut bytes = Vec::new();
-    File::open(path)
+    open_regular(path)
         .and_then(|file| file.take(PEM_MAX_BYTES + 1).read_to_end(&mut bytes))
         .map_err(|error| TlsFileError { key, why: format!("cannot be read: {error}") })?;
     if bytes.len() as u64 > PEM_MAX_BYTES {

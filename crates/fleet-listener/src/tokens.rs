@@ -1,5 +1,6 @@
 //! The tokens by which shims authenticate.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -9,6 +10,9 @@ use splitrail_settings::secret::is_same;
 
 /// Minimum time between two reads of the files.
 const READ_INTERVAL_MIN: Duration = Duration::from_secs(1);
+
+/// Maximum time that a shim waits for the files to be read.
+const READ_MAX: Duration = Duration::from_secs(2);
 
 /// The accepted tokens: those in the configured files, one on each line.
 pub(super) struct ShimTokens {
@@ -23,6 +27,8 @@ struct TokenSource {
     secret: Secret,
     scope: TokenScope,
     known: Mutex<Vec<String>>,
+    /// Whether the file is being read.
+    is_being_read: AtomicBool,
 }
 
 impl TokenSource {
@@ -34,6 +40,7 @@ impl TokenSource {
                 tracing::error!(%error, "{}: the previous tokens stay in use", self.key);
             }
         }
+        self.is_being_read.store(false, Relaxed);
     }
 }
 
@@ -59,7 +66,8 @@ impl ShimTokens {
             .chain(bound)
             .map(|(key, secret, scope)| {
                 let known = secret.resolve_lines().map_err(|error| format!("{key}: {error}"))?;
-                Ok(TokenSource { key, secret: secret.clone(), scope, known: Mutex::new(known) })
+                let (secret, known) = (secret.clone(), Mutex::new(known));
+                Ok(TokenSource { key, secret, scope, known, is_being_read: AtomicBool::new(false) })
             })
             .collect();
         let sources = sources?;
@@ -100,11 +108,21 @@ impl ShimTokens {
             }
             *read_at = now;
         }
-        let sources = Arc::clone(&self.sources);
-        let reading =
-            tokio::task::spawn_blocking(move || sources.iter().for_each(TokenSource::read_again));
-        // The reader has ended with the runtime, or panicked, which is logged.
-        let _ended = reading.await;
+        // A file whose read does not end keeps no other from being read.
+        let is_free = |place: &usize| !self.sources[*place].is_being_read.swap(true, Relaxed);
+        let read = |place: usize| {
+            let sources = Arc::clone(&self.sources);
+            (place, tokio::task::spawn_blocking(move || sources[place].read_again()))
+        };
+        let reads: Vec<_> = (0..self.sources.len()).filter(is_free).map(read).collect();
+        let until = tokio::time::Instant::now() + READ_MAX;
+        for (place, read) in reads {
+            // The reader has ended, with the runtime or by a panic, which is logged.
+            if tokio::time::timeout_at(until, read).await.is_err() {
+                let key = &self.sources[place].key;
+                tracing::error!("{key}: reading the file does not end: its tokens stay in use");
+            }
+        }
     }
 }
 

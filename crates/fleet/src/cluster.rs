@@ -1,6 +1,7 @@
 //! The state that all workers of a router share: the served models and fixed settings.
 
-use std::sync::Arc;
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
 use splitrail_kv::HashSeed;
@@ -22,6 +23,8 @@ pub struct Cluster {
     pub fleet: FleetConfig,
     /// The networks in which workers may be that are not listed in the configuration.
     pub networks: Networks,
+    /// The addresses of the router's own listeners, once they are bound: no worker is there.
+    pub own_addresses: OnceLock<Vec<SocketAddr>>,
     /// The router's metrics.
     pub metrics: Arc<Metrics>,
     /// The tasks that free what decode engines keep for pairs of legs that were given up, of all
@@ -37,6 +40,7 @@ impl Cluster {
         Self {
             hash_seed: HashSeed(config.hash_seed),
             networks: Networks::new(&fleet.networks),
+            own_addresses: OnceLock::new(),
             fleet,
             metrics,
             repairs: Releases::default(),

@@ -299,7 +299,7 @@ fn prompt_options(
 
 fn read_template(path: &Path) -> std::io::Result<String> {
     let mut text = String::new();
-    let file = std::fs::File::open(path)?;
+    let file = splitrail_settings::process::open_regular(path)?;
     file.take(TEMPLATE_MAX_BYTES + 1).read_to_string(&mut text)?;
     if text.len() as u64 > TEMPLATE_MAX_BYTES {
         return Err(std::io::Error::other(format!("longer than {TEMPLATE_MAX_BYTES} bytes")));

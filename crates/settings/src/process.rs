@@ -81,6 +81,20 @@ fn write_and_rename(
     })
 }
 
+/// Opens a file that is read again while the process runs.
+///
+/// # Errors
+/// The file cannot be opened, or is not a regular file: to open or read a pipe or a device might never
+/// end.
+pub fn open_regular(path: &Path) -> io::Result<File> {
+    let at_once = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).map_err(io::Error::other)?;
+    let file = OpenOptions::new().read(true).custom_flags(at_once).open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")),
+    }
+}
+
 /// Opens or creates a file for reading and appending. A new file can be read by the process's user
 /// only.
 ///
@@ -99,6 +113,12 @@ pub fn open_to_append(path: &Path) -> io::Result<File> {
     })
 }
 
+/// How many files this process may have open.
+pub fn descriptor_limit() -> u64 {
+    use rustix::process::{Resource, getrlimit};
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
 /// Raises the soft limit on open files to the hard limit: a stream needs two, one for its client
 /// and one for its engine. Warns if the limit is low for `streams_max` streams, which the
 /// configuration's `key` allows.
@@ -108,7 +128,7 @@ pub fn raise_descriptor_limit(streams_max: usize, key: &str) {
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
         tracing::warn!(%error, "the limit on open files cannot be raised");
     }
-    let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let files = descriptor_limit();
     if files < 3 * streams_max as u64 {
         tracing::warn!(
             files,

@@ -1,7 +1,6 @@
 //! Secrets: where they are stored, and a type that does not print them.
 
 use std::fmt;
-use std::fs::File;
 use std::hint::black_box;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -9,6 +8,8 @@ use std::path::{Path, PathBuf};
 use http::HeaderValue;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+use crate::process::open_regular;
 
 /// Maximum size of a secret in bytes; larger files are refused.
 const SECRET_MAX_BYTES: u64 = 64 << 10;
@@ -155,7 +156,7 @@ impl Secret {
             Self::Env { name } => std::env::var(name).map_err(|_| SecretError::Env),
             Self::File { path } => {
                 let mut bytes = Vec::new();
-                File::open(path)
+                open_regular(path)
                     .and_then(|file| file.take(SECRET_MAX_BYTES + 1).read_to_end(&mut bytes))
                     .map_err(SecretError::File)?;
                 if bytes.len() as u64 > SECRET_MAX_BYTES {

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use splitrail_settings::process::open_regular;
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
 /// Maximum size of a PEM file in bytes.
@@ -49,7 +50,7 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     let named =
         |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
     let mut bytes = Vec::new();
-    let file = std::fs::File::open(path).map_err(named)?;
+    let file = open_regular(path).map_err(named)?;
     io::Read::read_to_end(&mut io::Read::take(file, PEM_BYTES_MAX + 1), &mut bytes)
         .map_err(named)?;
     match bytes.len() as u64 > PEM_BYTES_MAX {

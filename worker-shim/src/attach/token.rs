@@ -1,10 +1,14 @@
 //! The token that authenticates a shim to routers.
 
 use std::fmt;
-use std::io;
+use std::io::{self, Read as _};
 use std::path::PathBuf;
 
+use splitrail_settings::process::open_regular;
 use tonic::metadata::{Ascii, MetadataValue};
+
+/// Maximum number of bytes of a file of tokens that are read.
+const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Maximum length of a token in bytes.
 const TOKEN_BYTES_MAX: usize = 16 << 10;
@@ -38,7 +42,9 @@ impl Token {
             Self::Text(text) => text.clone(),
             Self::File(path) => {
                 let path = path.clone();
-                let read = tokio::task::spawn_blocking(move || std::fs::read_to_string(path));
+                let read = tokio::task::spawn_blocking(move || {
+                    io::read_to_string(open_regular(&path)?.take(FILE_BYTES_MAX))
+                });
                 read.await.map_err(io::Error::other)??
             }
         };

@@ -9,6 +9,7 @@ use serde::de::DeserializeOwned;
 use splitrail_settings::Secret;
 use splitrail_settings::endpoint::{self, BadEndpoint};
 use splitrail_settings::problem::ProblemReport;
+use splitrail_settings::process::open_regular;
 use splitrail_settings::scalar::parse_duration;
 use splitrail_settings::tree::Node;
 use splitrail_settings::words::shown;
@@ -132,7 +133,7 @@ fn tls(root: &Node, base_dir: &Path, report: &mut ProblemReport) {
     let Some(section) = root.get("tls") else { return };
     for key in ["ca", "cert", "key"] {
         let Some(path) = typed::<PathBuf>(section, key) else { continue };
-        if let Err(error) = std::fs::File::open(base_dir.join(&path)) {
+        if let Err(error) = open_regular(&base_dir.join(&path)) {
             let at = section.get(key).unwrap_or(section).at;
             let path = shown(&path.display().to_string());
             let message = format!("`tls.{key}` \"{path}\" cannot be read: {error}");

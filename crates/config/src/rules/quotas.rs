@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::model::{BrokerLogin, Quotas};
 use crate::value::typed;
 use splitrail_settings::problem::ProblemReport;
+use splitrail_settings::process::open_regular;
 use splitrail_settings::tree::{Node, Value};
 
 /// Minimum lease of a share, of which a quarter passes between renewals.
@@ -53,7 +54,7 @@ fn broker(section: &Node, base_dir: &Path, report: &mut ProblemReport) {
     }
     if let Some(node) = section.get("tls_ca")
         && let Some(path) = node.text()
-        && let Err(error) = std::fs::File::open(base_dir.join(path))
+        && let Err(error) = open_regular(&base_dir.join(path))
     {
         let message = format!("`quotas.tls_ca` cannot be read: {error}");
         report.error(node.at, message, "name a PEM file");
