@@ -27,6 +27,7 @@ use splitrail_ledger::request_files::RequestFiles;
 use splitrail_policy::Leg;
 use splitrail_request_log::access_log::AccessLog;
 use splitrail_request_log::traces::Traces;
+use splitrail_settings::address_shares::AddressShares;
 use splitrail_telemetry::Metrics;
 use splitrail_telemetry::clock::unix_ms;
 use tokio::sync::Semaphore;
@@ -84,6 +85,8 @@ pub struct Core {
     pub access_log: AccessLog,
     /// Traces of requests.
     pub traces: Traces,
+    /// The connections of clients to all listeners.
+    pub connections: Arc<AddressShares>,
     /// The places that each client holds.
     pub admission: Arc<Admission>,
     /// Memory held by requests; at most `limits.request_memory_max`.
@@ -132,6 +135,7 @@ impl Core {
             audit,
             access_log,
             traces,
+            connections: Arc::default(),
             admission: Arc::default(),
             preparer: Arc::new(Preparer::new(Arc::clone(&cluster), Arc::clone(&memory))),
             memory,

@@ -90,6 +90,15 @@ pub fn post(path: &str) -> Vec<u8> {
     block
 }
 
+/// The header block of `GET PATH`.
+pub fn get(path: &str) -> Vec<u8> {
+    // Of the static table: GET is 2, the scheme http 6.
+    let mut block = vec![0x82, 0x86];
+    block.extend(field(":path", path));
+    block.extend(field(":authority", "x"));
+    block
+}
+
 /// A request to `path` with a whole body, as frames.
 pub fn request(stream: u32, path: &str, body: &[u8]) -> Vec<u8> {
     let head = frame(kind::HEADERS, kind::END_HEADERS, stream, &post(path));

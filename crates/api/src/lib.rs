@@ -19,6 +19,7 @@ pub mod steering;
 pub mod text;
 pub mod unread;
 pub mod usage;
+pub mod via;
 
 pub use json::JsonObject;
 pub use parts::Parts;

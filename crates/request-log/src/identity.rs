@@ -9,6 +9,7 @@ use http::header::{HeaderMap, HeaderName};
 use splitrail_api::error::Error;
 use splitrail_api::name::Name;
 use splitrail_api::text::random_id;
+use splitrail_api::via;
 use splitrail_ledger::timeline::RequestTrace;
 use splitrail_settings::logging::RequestIds;
 use splitrail_telemetry::trace_context::TraceContext;
@@ -38,6 +39,8 @@ pub struct Identity {
     pub protocol: Protocol,
     /// The trace that the client takes part in.
     pub trace: ClientTrace,
+    /// The routers that it has come through, as a value of `via`.
+    pub via: Option<HeaderValue>,
 }
 
 /// The protocol of a request.
@@ -119,13 +122,23 @@ impl Identity {
         protocol: Protocol,
         trace: ClientTrace,
     ) -> Self {
-        Self { request_id: request_id(sent_id), arrived: Instant::now(), client, protocol, trace }
+        let (request_id, arrived) = (request_id(sent_id), Instant::now());
+        Self { request_id, arrived, client, protocol, trace, via: None }
+    }
+
+    /// Reads the routers that the request has come through from its head.
+    #[must_use]
+    pub fn come_through(mut self, headers: &HeaderMap) -> Self {
+        // A request that comes back is refused before it has an identity.
+        self.via = via::passed(headers).ok().flatten();
+        self
     }
 
     /// The identity of a request over HTTP that arrives now.
     pub fn of_http(headers: &HeaderMap, client: IpAddr) -> Self {
         let sent_id = headers.get(X_REQUEST_ID).map(HeaderValue::as_bytes);
-        Self::new(sent_id, client, Protocol::Http, ClientTrace::read(headers))
+        let trace = ClientTrace::read(headers);
+        Self::new(sent_id, client, Protocol::Http, trace).come_through(headers)
     }
 
     /// The ids for log lines about the request, which is traced if it has a place in a trace.

@@ -108,7 +108,8 @@ impl AsyncRead for CheckedSocket {
         if this.invalid_bytes.is_none() {
             let before = into.filled().len();
             ready!(Pin::new(&mut this.stream).poll_read(context, into))?;
-            let passed = this.wire.feed(&into.filled()[before..], Instant::now);
+            let work = || this.activity.work();
+            let passed = this.wire.feed(&into.filled()[before..], work, Instant::now);
             this.activity.reads(this.wire.position() == Position::Head, this.wire.heads());
             let Err(refusal) = passed else { return Poll::Ready(Ok(())) };
             into.set_filled(before + refusal.good_bytes);

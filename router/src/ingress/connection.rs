@@ -87,6 +87,10 @@ impl Common {
     }
 }
 
+/// By how much the head of a call of gRPC may exceed `limits.header_size_max` so that its refusal has
+/// a status of gRPC: to a larger one, the library replies with a bare 431.
+const GRPC_HEADS: usize = 4;
+
 /// The bounds of one connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ConnectionBounds {
@@ -151,6 +155,7 @@ pub(super) async fn serve(
         peer,
         certificate,
         headers_max: bounds.headers_max,
+        header_max_bytes: bounds.header_max_bytes,
         room,
     };
     let watch = IdleMonitor::new(bounds.timeouts, protocol, began);
@@ -211,7 +216,12 @@ async fn serve_http2(
 ) {
     let activity = Arc::clone(&driven.activity);
     let streams = Streams::new(bounds.timeouts.required_pace, activity, &driven.common);
-    let connection = pin!(http2(bounds, streams.clone()).serve_connection(socket, service));
+    let head_max_bytes = match service.routes.are_of_grpc() {
+        true => bounds.header_max_bytes.saturating_mul(GRPC_HEADS),
+        false => bounds.header_max_bytes,
+    };
+    let library = http2(bounds, head_max_bytes, streams.clone());
+    let connection = pin!(library.serve_connection(socket, service));
     driven.drive(connection).await;
     streams.end();
 }
@@ -313,10 +323,14 @@ fn http1(bounds: ConnectionBounds) -> http1::Builder {
     library
 }
 
-fn http2(bounds: ConnectionBounds, streams: Streams) -> http2::Builder<Streams> {
+fn http2(
+    bounds: ConnectionBounds,
+    head_max_bytes: usize,
+    streams: Streams,
+) -> http2::Builder<Streams> {
     let mut library = http2::Builder::new(streams);
     library
-        .max_header_list_size(u32::try_from(bounds.header_max_bytes).unwrap_or(u32::MAX))
+        .max_header_list_size(u32::try_from(head_max_bytes).unwrap_or(u32::MAX))
         .max_concurrent_streams(bounds.http2_streams_max)
         .max_local_error_reset_streams(HTTP2_FAULTS_MAX)
         .max_send_buf_size(HTTP2_SEND_BYTES);

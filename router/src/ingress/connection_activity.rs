@@ -74,6 +74,8 @@ pub(super) struct ConnectionActivity {
     active: AtomicU32,
     /// Number of requests so far.
     requests: AtomicU32,
+    /// Number of requests for engines that are being answered, or have been to their end.
+    work: AtomicU32,
     /// Number of bytes that the client has taken.
     written_bytes: Arc<AtomicU64>,
     /// Whether the last write could not proceed, so that bytes wait.
@@ -113,6 +115,20 @@ impl ConnectionActivity {
 
     pub(super) fn request_ends(&self) {
         self.active.fetch_sub(1, Relaxed);
+    }
+
+    pub(super) fn work_begins(&self) {
+        self.work.fetch_add(1, Relaxed);
+    }
+
+    /// A request for an engine was cancelled, or refused.
+    pub(super) fn work_is_lost(&self) {
+        self.work.fetch_sub(1, Relaxed);
+    }
+
+    /// Number of requests for engines that are being answered, or have been to their end.
+    pub(super) fn work(&self) -> u32 {
+        self.work.load(Relaxed)
     }
 
     /// Whether a head has begun and not ended.

@@ -13,7 +13,7 @@ use axum::body::{Body, Bytes};
 use axum::extract::ConnectInfo;
 use axum::routing::future::RouteFuture;
 use http::header::{CONNECTION, UPGRADE};
-use http::{HeaderValue, Method, Request, Response, Version};
+use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::Full;
 use hyper::body::Incoming;
@@ -79,6 +79,16 @@ enum Target {
 }
 
 impl Routes {
+    /// Whether the listener serves the requests of clients, and not those of operators.
+    pub(super) fn are_of_clients(&self) -> bool {
+        self.direct.is_some()
+    }
+
+    /// Whether the listener serves calls of gRPC.
+    pub(super) fn are_of_grpc(&self) -> bool {
+        matches!(self.direct, Some(DirectService::Grpc(_)))
+    }
+
     /// Puts the id of a client's request that is refused because of its head into the refusal, and
     /// writes the request to the access log.
     fn note_refusal(
@@ -92,6 +102,12 @@ impl Routes {
         openai::put_id(&identity, error_dialect(request.uri()), refusal.headers_mut());
         let endpoint = Endpoint::at(request.uri().path()).map_or("none", Endpoint::name);
         core.access_log.answered(&core.serving().config.access_log, &identity, endpoint, refusal);
+    }
+
+    /// Whether a request is work for an engine.
+    fn is_work(&self, request: &Request<Incoming>) -> bool {
+        let target = self.direct.as_ref().and_then(|direct| direct.target(request));
+        matches!(target, Some(Target::Http(..) | Target::Grpc(_, grpc::Method::Generate)))
     }
 
     fn call(&self, caller: Caller, mut request: Request<Incoming>) -> RequestHandler {
@@ -133,6 +149,8 @@ pub(super) struct ConnectionService {
     pub(super) certificate: Option<Arc<ClientCertificate>>,
     /// Maximum number of fields of a head. For HTTP/1 the library checks it.
     pub(super) headers_max: usize,
+    /// Maximum size of a head over HTTP/2 in bytes.
+    pub(super) header_max_bytes: usize,
     /// The limit on replies that wait for the client, if the connection can have several replies.
     pub(super) room: Option<Arc<UnreadRoom>>,
 }
@@ -152,18 +170,29 @@ impl ConnectionService {
 }
 
 /// Marks a request as being answered: meanwhile the connection is not idle.
-struct ActiveRequest(Arc<ConnectionActivity>);
+struct ActiveRequest {
+    activity: Arc<ConnectionActivity>,
+    /// Whether the request is work for an engine that counts only while it is being answered: it has
+    /// not been answered to its end.
+    is_open_work: bool,
+}
 
 impl ActiveRequest {
-    fn new(activity: &Arc<ConnectionActivity>) -> Self {
+    fn new(activity: &Arc<ConnectionActivity>, is_work: bool) -> Self {
         activity.request_begins();
-        Self(Arc::clone(activity))
+        if is_work {
+            activity.work_begins();
+        }
+        Self { activity: Arc::clone(activity), is_open_work: is_work }
     }
 }
 
 impl Drop for ActiveRequest {
     fn drop(&mut self) {
-        self.0.request_ends();
+        self.activity.request_ends();
+        if self.is_open_work {
+            self.activity.work_is_lost();
+        }
     }
 }
 
@@ -173,14 +202,15 @@ impl hyper::service::Service<Request<Incoming>> for ConnectionService {
     type Future = ReplyFuture;
 
     fn call(&self, request: Request<Incoming>) -> ReplyFuture {
-        let active = ActiveRequest::new(&self.activity);
+        let active = ActiveRequest::new(&self.activity, self.routes.is_work(&request));
         let is_h1 = request.version() < Version::HTTP_2;
         // The protocol is never changed, so the following bytes would be ambiguous.
         let last = is_h1
             && (request.headers().contains_key(UPGRADE) || request.method() == Method::CONNECT);
         // The handlers of requests that are recognised by their path read bodies themselves.
         let ends_if_refused = early_reply_ends_connection(&request);
-        let heads = HeadLimits { headers_max: self.headers_max, hosts: &self.routes.hosts };
+        let (headers_max, header_max_bytes) = (self.headers_max, self.header_max_bytes);
+        let heads = HeadLimits { headers_max, header_max_bytes, hosts: &self.routes.hosts };
         let refusal = self.expired(&request).or_else(|| heads.refusal(&request));
         let routed = match refusal {
             None => {
@@ -247,7 +277,9 @@ impl Future for ReplyFuture {
         }
         let active = this.active.take();
         let taken = BodyProgress::of_this_stream();
-        Poll::Ready(Ok(response.map(|body| ReplyPieces::new(body, taken, active))))
+        let is_good =
+            response.status() == StatusCode::OK && !response.headers().contains_key(GRPC_STATUS);
+        Poll::Ready(Ok(response.map(|body| ReplyPieces::new(body, taken, active, is_good))))
     }
 }
 
@@ -301,8 +333,15 @@ pub(super) struct ReplyPieces {
     /// What the client has taken; only for HTTP/2 streams, because an HTTP/1 connection has only
     /// one reply at a time.
     taken: Option<Arc<BodyProgress>>,
-    _active: Option<ActiveRequest>,
+    active: Option<ActiveRequest>,
+    /// Whether the reply is a good one, so that its end is that of work done.
+    is_good: bool,
+    /// Whether the body has ended.
+    has_ended: bool,
 }
+
+/// The field of a reply that refuses a call.
+const GRPC_STATUS: &str = "grpc-status";
 
 /// Number of bytes that the library gets at once for an HTTP/1 connection; it writes them in one
 /// call.
@@ -320,8 +359,9 @@ impl ReplyPieces {
         body: OutgoingBody,
         taken: Option<Arc<BodyProgress>>,
         active: Option<ActiveRequest>,
+        is_good: bool,
     ) -> Self {
-        Self { body, rest: Bytes::new(), is_split: false, taken, _active: active }
+        Self { body, rest: Bytes::new(), is_split: false, taken, active, is_good, has_ended: false }
     }
 
     /// The next piece of the body's last item.
@@ -365,6 +405,7 @@ impl HttpBody for ReplyPieces {
                 Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
                     Ok(data) => this.rest = data,
                     Err(trailers) => {
+                        this.has_ended = true;
                         this.taken.iter().for_each(|taken| taken.note_yielded(0));
                         return Poll::Ready(Some(Ok(trailers)));
                     }
@@ -374,6 +415,7 @@ impl HttpBody for ReplyPieces {
                     return Poll::Pending;
                 }
                 end => {
+                    this.has_ended |= matches!(end, Poll::Ready(None));
                     this.taken.iter().for_each(|taken| taken.note_yielded(0));
                     return end;
                 }
@@ -396,6 +438,15 @@ impl HttpBody for ReplyPieces {
             hint.set_upper(upper + rest);
         }
         hint
+    }
+}
+
+impl Drop for ReplyPieces {
+    fn drop(&mut self) {
+        let is_complete = self.has_ended || self.is_end_stream();
+        if let Some(active) = self.active.as_mut().filter(|_| self.is_good && is_complete) {
+            active.is_open_work = false;
+        }
     }
 }
 

@@ -35,7 +35,7 @@ impl FramingCheck {
     /// # Errors
     /// Not all of them pass. No further bytes may be given after that.
     pub fn feed(&mut self, bytes: &[u8]) -> Result<(), InvalidBytes> {
-        let fed = self.0.feed(bytes, Instant::now);
+        let fed = self.0.feed(bytes, || 0, Instant::now);
         fed.map_err(|refusal| InvalidBytes {
             good_bytes: refusal.good_bytes,
             invalid_bytes: self.0.invalid_bytes(),

@@ -35,6 +35,7 @@ mod places;
 mod weigh;
 
 pub(super) use call::answer;
+pub(super) use head::is_grpc;
 use health::Readiness;
 use library::Guard;
 use places::CallPlaces;

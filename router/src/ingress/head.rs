@@ -4,8 +4,11 @@ use axum::body::Body;
 use http::header::{CONNECTION, EXPECT, HOST};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version};
 
+use super::grpc::is_grpc;
 use super::reply::{error_dialect, error_in};
 use splitrail_api::error::{Error, ErrorKind};
+use splitrail_api::via;
+use tonic::Status;
 
 /// Paths that health checks request by address and not by host name.
 const ANY_HOST: [&str; 2] = ["/health", "/ready"];
@@ -15,6 +18,9 @@ const ANY_HOST: [&str; 2] = ["/health", "/ready"];
 pub(super) struct HeadLimits<'a> {
     /// Maximum number of fields of a head. For HTTP/1 the library checks it.
     pub(super) headers_max: usize,
+    /// Maximum size of a head over HTTP/2 in bytes. Only calls of gRPC reach it: heads of other
+    /// requests are refused by the library.
+    pub(super) header_max_bytes: usize,
     /// Host names that requests may use; any if empty.
     pub(super) hosts: &'a [String],
 }
@@ -37,12 +43,22 @@ pub(super) fn early_reply_ends_connection<B: http_body::Body>(request: &Request<
 impl HeadLimits<'_> {
     /// The reply to a request whose head is refused.
     pub(super) fn refusal<B>(&self, request: &Request<B>) -> Option<Response<Body>> {
-        if request.version() >= Version::HTTP_2 && request.headers().len() > self.headers_max {
+        let headers = request.headers();
+        let is_large =
+            headers.len() > self.headers_max || list_bytes(request) > self.header_max_bytes;
+        if request.version() >= Version::HTTP_2 && is_large {
+            if is_grpc(headers) {
+                let message = "the metadata have too many fields, or are too large";
+                return Some(Status::resource_exhausted(message).into_http());
+            }
             let mut response = Response::new(Body::empty());
             *response.status_mut() = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
             return Some(response);
         }
-        let error = self.check_host(request).err()?;
+        let error = via::passed(headers).and_then(|_| self.check_host(request)).err()?;
+        if is_grpc(headers) {
+            return Some(error.to_grpc().into_http());
+        }
         let is_malformed = error.kind() == ErrorKind::InvalidRequest;
         let mut response = error_in(error_dialect(request.uri()), error);
         if is_malformed && request.version() < Version::HTTP_2 {
@@ -81,6 +97,16 @@ impl HeadLimits<'_> {
             }
         }
     }
+}
+
+/// The size of a head as HTTP/2 counts it (RFC 9113, section 6.5.2): each field has 32 bytes beside
+/// its name and value. The fields of the request line are in the target.
+fn list_bytes<B>(request: &Request<B>) -> usize {
+    const FIELD_BYTES: usize = 32;
+    let target = request.uri().path_and_query().map_or(0, |target| target.as_str().len());
+    let fields = request.headers().iter();
+    let bytes = fields.map(|(name, value)| name.as_str().len() + value.len() + FIELD_BYTES);
+    bytes.sum::<usize>() + target
 }
 
 /// The value of `Host`, if there is one.
@@ -131,7 +157,7 @@ mod tests {
             request = request.header(HOST, *field);
         }
         let hosts: Vec<String> = hosts.iter().map(|host| (*host).to_owned()).collect();
-        let heads = HeadLimits { headers_max: 1, hosts: &hosts };
+        let heads = HeadLimits { headers_max: 1, header_max_bytes: 1 << 10, hosts: &hosts };
         let refusal = heads.refusal(&request.body(()).unwrap());
         refusal.map_or(200, |refusal| refusal.status().as_u16())
     }

@@ -17,6 +17,7 @@ use crate::core::Core;
 use splitrail_config::model::Limits;
 use splitrail_settings::address_shares::AddressShares;
 use splitrail_settings::log_throttle::LogThrottle;
+use splitrail_settings::process::descriptor_limit;
 use splitrail_telemetry::metrics::Scope;
 
 /// Pause of accepting when the system has no resources for another socket.
@@ -117,19 +118,36 @@ struct Open {
     common: Common,
     connections: JoinSet<()>,
     addresses: Arc<AddressShares>,
+    /// The places of the connections of all clients, as far as the process may open files; `None` for
+    /// a listener of operators.
+    of_files: Option<FilePlaces>,
     /// The gauge of open connections.
     count: IntGauge,
+}
+
+/// Places of connections, of which each may need a second file for its engine.
+struct FilePlaces {
+    places: usize,
+    taken: Arc<AddressShares>,
+}
+
+impl FilePlaces {
+    fn new(core: &Core) -> Self {
+        let places = usize::try_from(descriptor_limit() / 2).unwrap_or(usize::MAX);
+        Self { places, taken: Arc::clone(&core.connections) }
+    }
 }
 
 impl Open {
     fn new(client_listener: ClientListener) -> Self {
         let ClientListener { name, routes, tls, core, stop } = client_listener;
+        let of_files = routes.are_of_clients().then(|| FilePlaces::new(&core));
         core.metrics.declare(&Scope::Listener(name));
         let cut = core.metrics.connections_cut.clone();
         let count = core.metrics.connections.with_label_values(&[name]);
         let common = Common { routes, tls, listener: name, cut, stop };
         let (connections, addresses) = (JoinSet::new(), Arc::default());
-        Self { core, common, connections, addresses, count }
+        Self { core, common, connections, addresses, of_files, count }
     }
 
     /// Serves a connection if the bounds allow it.
@@ -142,7 +160,9 @@ impl Open {
         let of_one_max = if of_one_max == 0 { usize::MAX } else { of_one_max };
         let is_full = self.connections.len() >= max;
         let place = self.addresses.take(peer.ip(), max, of_one_max).filter(|_| !is_full);
-        let Some(place) = place else {
+        let of_files = self.of_files.as_ref();
+        let of_files = of_files.map(|all| all.taken.take(peer.ip(), all.places, usize::MAX));
+        let (Some(place), None | Some(Some(_))) = (place, &of_files) else {
             self.common.count(if is_full { "connections_max" } else { "connections_per_address" });
             if self.common.tls.is_none() {
                 // Whether the client reads it does not matter.
@@ -153,7 +173,7 @@ impl Open {
         prompt_socket(&socket);
         let serving = connection::serve(socket, peer, bounds, self.common.clone());
         self.connections.spawn(async move {
-            let _place = place;
+            let _places = (place, of_files);
             serving.await;
         });
         self.count.set(self.connections.len() as i64);

@@ -75,13 +75,15 @@ impl WireCheck {
         Self { reader: Reader::Unknown(0), heads: 0 }
     }
 
-    /// Checks the next bytes.
+    /// Checks the next bytes. `work` is the number of requests for engines that are being answered,
+    /// or have been to their end.
     ///
     /// # Errors
     /// Not all of them pass; the following ones must not be read.
     pub(super) fn feed(
         &mut self,
         bytes: &[u8],
+        work: impl Fn() -> u32,
         now: impl Fn() -> Instant,
     ) -> Result<(), WireRefusal> {
         let mut rest = bytes;
@@ -105,7 +107,7 @@ impl WireCheck {
         let before = bytes.len() - rest.len();
         let (fed, offence) = match &mut self.reader {
             Reader::One(heads) => (heads.feed(rest, &mut self.heads), Offence::Framing),
-            Reader::Two(frames) => (frames.feed(rest, &mut self.heads, now), Offence::Flood),
+            Reader::Two(frames) => (frames.feed(rest, &mut self.heads, work, now), Offence::Flood),
             Reader::Unknown(_) => (Ok(()), Offence::Framing),
         };
         fed.map_err(|good| WireRefusal {
@@ -159,9 +161,9 @@ mod tests {
     fn an_http2_preface_is_recognized_in_any_pieces() {
         for cut in 0..PREFACE.len() {
             let mut wire = WireCheck::new();
-            wire.feed(&PREFACE[..cut], Instant::now).unwrap();
+            wire.feed(&PREFACE[..cut], || 0, Instant::now).unwrap();
             assert_eq!(wire.position(), Position::Head, "{cut}");
-            wire.feed(&PREFACE[cut..], Instant::now).unwrap();
+            wire.feed(&PREFACE[cut..], || 0, Instant::now).unwrap();
             assert_eq!(wire.position(), Position::Between, "{cut}");
             assert_eq!(wire.invalid_bytes().len(), 9);
         }
@@ -172,12 +174,12 @@ mod tests {
         for cut in 0..5 {
             let mut wire = WireCheck::new();
             let request = b"PRINT / HTTP/1.1\r\nhost: x\r\n\r\n";
-            wire.feed(&request[..cut], Instant::now).unwrap();
-            wire.feed(&request[cut..], Instant::now).unwrap();
+            wire.feed(&request[..cut], || 0, Instant::now).unwrap();
+            wire.feed(&request[cut..], || 0, Instant::now).unwrap();
             assert_eq!((wire.position(), wire.heads()), (Position::Between, 1), "{cut}");
         }
         let mut wire = WireCheck::new();
-        let refused = wire.feed(b"PRI * HTTP/2.0\n\n", Instant::now).unwrap_err();
+        let refused = wire.feed(b"PRI * HTTP/2.0\n\n", || 0, Instant::now).unwrap_err();
         assert_eq!(refused, WireRefusal { good_bytes: 0, offence: Offence::Framing });
     }
 }

@@ -142,7 +142,9 @@ async fn a_call_of_a_wrong_form_gets_a_status_and_reaches_no_engine() {
             assert_eq!(caller.call(path, fields, &whole).await, (status, None), "{fields:?}");
         }
     }
-    let with = |name, value| [USUAL[0], USUAL[1], (name, value)];
+    fn with<'a>(name: &'a str, value: &'a str) -> [(&'a str, &'a str); 3] {
+        [USUAL[0], USUAL[1], (name, value)]
+    }
     let heads = [
         (&USUAL[..1], "13"),
         (&with("grpc-encoding", "gzip")[..], "12"),
@@ -156,6 +158,15 @@ async fn a_call_of_a_wrong_form_gets_a_status_and_reaches_no_engine() {
         (&with("grpc-timeout", "0n")[..], "4"),
         (&with("x-splitrail-flow", "evil")[..], "3"),
     ];
+    let large = "v".repeat(20_000);
+    let many: Vec<String> = (0..200).map(|i| format!("x-{i}")).collect();
+    let many: Vec<_> = many.iter().map(|name| (&**name, "v")).collect();
+    for fields in [&with("x-large", &large)[..], &[&USUAL[..], &many].concat()] {
+        for path in [GENERATE, CHECK] {
+            let outcome = caller.call(path, fields, &whole).await;
+            assert_eq!(outcome, (200, Some("8".into())), "{} fields", fields.len());
+        }
+    }
     for (fields, status) in heads {
         let outcome = caller.call(GENERATE, fields, &whole).await;
         assert_eq!(outcome, (200, Some(status.into())), "{fields:?}");

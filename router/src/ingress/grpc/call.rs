@@ -52,6 +52,7 @@ where
 {
     let trace = ClientTrace::read(request.headers());
     let identity = Identity::new(None, caller.peer.ip(), Protocol::Grpc, trace);
+    let identity = identity.come_through(request.headers());
     let known = CallFacts::default();
     let endpoint = method.endpoint();
     let log = CallLog { core: &core, identity: &identity, endpoint, known: &known };

@@ -83,8 +83,8 @@ pub(super) fn check<B>(
     Ok(timeout.and_then(|timeout| now.checked_add(timeout)).map(Deadline))
 }
 
-/// Messages are protobuf, so `+proto` is optional.
-fn is_grpc(headers: &HeaderMap) -> bool {
+/// Whether the content type is gRPC's. Messages are protobuf, so `+proto` is optional.
+pub(in super::super) fn is_grpc(headers: &HeaderMap) -> bool {
     let mut types = headers.get_all(CONTENT_TYPE).iter();
     let (Some(only), None) = (types.next(), types.next()) else { return false };
     let Some(subtype) = only.as_bytes().strip_prefix(b"application/grpc") else { return false };

@@ -19,8 +19,8 @@ const END_STREAM: u8 = 1;
 
 const FRAME_HEADER_BYTES: usize = 9;
 
-/// Number of resets that a client may send in any case. Beyond them, at most half of its requests
-/// may be cancelled.
+/// Number of resets that a client may send in any case. Beyond them, it may cancel as many requests as
+/// engines answer for it to the end. Requests that cost nothing, such as those for health, buy none.
 const RESETS_FREE: u32 = 100;
 
 /// The period in which a client may spend one budget on frames that carry nothing.
@@ -44,7 +44,6 @@ pub(super) struct Frames {
     in_block: bool,
     /// The highest stream on which a request has begun.
     last_stream: u32,
-    requests: u32,
     resets: u32,
     cost: u32,
     /// When the current budget began.
@@ -54,7 +53,8 @@ pub(super) struct Frames {
 }
 
 impl Frames {
-    /// Checks the next bytes, and counts the header blocks that begin.
+    /// Checks the next bytes, and counts the header blocks that begin. `work` is the number of requests
+    /// for engines that are being answered, or have been to their end.
     ///
     /// # Errors
     /// A limit is exceeded: the number of bytes up to the end of a frame. It is possible that all
@@ -63,6 +63,7 @@ impl Frames {
         &mut self,
         bytes: &[u8],
         heads: &mut u32,
+        work: impl Fn() -> u32,
         now: impl Fn() -> Instant,
     ) -> Result<(), usize> {
         let mut at = 0;
@@ -83,7 +84,7 @@ impl Frames {
             at += taken;
             if self.header_bytes == FRAME_HEADER_BYTES {
                 self.header_bytes = 0;
-                self.begun(heads, &now);
+                self.begun(heads, &work, &now);
             }
         }
         match self.flooded && self.payload_left == 0 && self.header_bytes == 0 {
@@ -92,7 +93,7 @@ impl Frames {
         }
     }
 
-    fn begun(&mut self, heads: &mut u32, now: impl Fn() -> Instant) {
+    fn begun(&mut self, heads: &mut u32, work: impl Fn() -> u32, now: impl Fn() -> Instant) {
         let [a, b, c, kind, flags, s, t, u, v] = self.header;
         let length = usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c);
         self.payload_left = length;
@@ -107,7 +108,7 @@ impl Frames {
             WINDOW_UPDATE => self.spend(WINDOW_UPDATE_COST, now),
             RST_STREAM => {
                 self.resets = self.resets.saturating_add(1);
-                self.flooded |= self.resets > RESETS_FREE && self.resets > self.requests / 2;
+                self.flooded |= self.resets > RESETS_FREE.saturating_add(work());
             }
             _ => self.spend(IDLE_FRAME_COST, now),
         }
@@ -119,7 +120,6 @@ impl Frames {
         let is_new = stream % 2 == 1 && stream > self.last_stream;
         if is_new {
             self.last_stream = stream;
-            self.requests = self.requests.saturating_add(1);
             // A request may come with a priority and a window update or two.
             self.cost = self.cost.saturating_sub(IDLE_FRAME_COST);
         }
@@ -169,9 +169,20 @@ mod tests {
 
     /// The same for different frames.
     fn passing_each(each: impl Fn(u32) -> Vec<u8>, count: usize, pace: Duration) -> usize {
+        passing_beside(0, each, count, pace)
+    }
+
+    /// The same for a client with so many requests that engines answer.
+    fn passing_beside(
+        work: u32,
+        each: impl Fn(u32) -> Vec<u8>,
+        count: usize,
+        pace: Duration,
+    ) -> usize {
         let start = Instant::now();
         let mut frames = Frames::default();
-        let passes = |i: &u32| frames.feed(&each(*i), &mut 0, || start + pace * *i).is_ok();
+        let passes =
+            |i: &u32| frames.feed(&each(*i), &mut 0, || work, || start + pace * *i).is_ok();
         (0..u32::try_from(count).unwrap_or(u32::MAX)).take_while(passes).count()
     }
 
@@ -191,13 +202,15 @@ mod tests {
     }
 
     #[test]
-    fn at_most_half_of_many_requests_may_be_cancelled() {
+    fn as_many_requests_may_be_cancelled_as_are_answered_by_engines() {
         let request = |stream| frame_on(stream, HEADERS, 5, 10);
         let reset = |stream| frame_on(stream, RST_STREAM, 0, 4);
         let cancelled = |i: u32| [request(2 * i + 1), reset(2 * i + 1)].concat();
         assert_eq!(passing_each(cancelled, 500, Duration::ZERO), 100);
+        assert_eq!(passing_beside(250, cancelled, 500, Duration::ZERO), 350);
+        // Requests alone buy nothing.
         let half = |i: u32| [request(4 * i + 1), request(4 * i + 3), reset(4 * i + 1)].concat();
-        assert_eq!(passing_each(half, 5000, Duration::ZERO), 5000);
+        assert_eq!(passing_each(half, 500, Duration::ZERO), 100);
     }
 
     #[test]
@@ -222,7 +235,7 @@ mod tests {
             let mut frames = Frames::default();
             let mut passed = 0;
             for piece in many.chunks(cut) {
-                match frames.feed(piece, &mut 0, Instant::now) {
+                match frames.feed(piece, &mut 0, || 0, Instant::now) {
                     Ok(()) => passed += piece.len(),
                     Err(good) => {
                         passed += good;
@@ -241,7 +254,7 @@ mod tests {
         let block =
             [frame(HEADERS, 0, 3), frame(CONTINUATION, 0, 3), frame(CONTINUATION, END_HEADERS, 3)];
         for (i, byte) in block.concat().into_iter().enumerate() {
-            assert_eq!(frames.feed(&[byte], &mut heads, Instant::now), Ok(()));
+            assert_eq!(frames.feed(&[byte], &mut heads, || 0, Instant::now), Ok(()));
             let expected = match i {
                 0..8 => Position::Body,
                 35 => Position::Between,

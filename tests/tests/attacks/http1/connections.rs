@@ -1,13 +1,18 @@
 //! A client that holds many connections leaves room for others.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
 
 use serde_json::json;
+use splitrail_tests::binary::built;
 use splitrail_tests::cluster::eventually;
+use splitrail_tests::process::Process;
 use splitrail_tests::raw::{connect_from, request};
 use splitrail_tests::solo::{Solo, whole_reply};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+
+use crate::support::{arguments, engine, yaml};
 
 const MINE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 1);
 const OTHER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
@@ -28,7 +33,11 @@ async fn dribblers(solo: &Solo, count: usize) -> Vec<TcpStream> {
 }
 
 async fn ask(solo: &Solo, own: Ipv4Addr, request: &[u8]) -> String {
-    let mut socket = connect_from(own, solo.router.http).await;
+    ask_at(solo.router.http, own, request).await
+}
+
+async fn ask_at(router: SocketAddr, own: Ipv4Addr, request: &[u8]) -> String {
+    let mut socket = connect_from(own, router).await;
     // One that is refused may be closed already.
     let _closed = socket.write_all(request).await;
     read(&mut socket).await
@@ -77,4 +86,28 @@ async fn an_address_has_no_more_connections_than_it_may() {
         ask(&solo, MINE, &health).await.starts_with("HTTP/1.1 200 ")
     })
     .await;
+}
+
+/// With `connections_max` alone, the connections of one address would take all files.
+#[tokio::test]
+async fn one_address_leaves_others_as_many_files_as_they_need_to_be_served() {
+    let (engine, folder) = (engine().await, tempfile::tempdir().unwrap());
+    let limited = ["-c", "ulimit -n 256 && exec \"$0\" \"$@\""].map(str::to_owned);
+    let router = [built("splitrail").display().to_string()];
+    let serve = arguments(folder.path(), &yaml(&engine.url(), "", ""));
+    let args = [&limited[..], &router, &serve].concat();
+    let process = Process::run(Path::new("/bin/sh"), "router", folder.path(), &args, &[]).await;
+    let http: SocketAddr = process.told("http").parse().unwrap();
+    let mut held = Vec::new();
+    for _ in 0..500 {
+        held.push(connect_from(MINE, http).await);
+    }
+    let body = json!({"model": "sim", "max_tokens": 4, "prompt": "a"}).to_string();
+    let completion = request("POST", "/v1/completions", &[], body.as_bytes());
+    for _ in 0..5 {
+        let reply = ask_at(http, OTHER, &completion).await;
+        assert!(reply.starts_with("HTTP/1.1 200 "), "{reply}");
+    }
+    assert!(!process.log().contains("no connection can be accepted"), "{}", process.log());
+    drop(held);
 }

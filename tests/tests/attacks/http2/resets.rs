@@ -14,6 +14,8 @@ const COMPLETIONS: &str = "/v1/completions";
 const AT_ONCE: u32 = 10;
 /// What a client may cancel without having as many answered.
 const CANCELLED_MAX: u32 = 100;
+/// From the stream of a request to that of the one that is to pay for its cancelling.
+const PAID: u32 = 2 * AT_ONCE;
 /// Ten times as many, all together.
 const ROUNDS: u32 = 10 * CANCELLED_MAX / AT_ONCE;
 
@@ -50,9 +52,15 @@ async fn requests_with_trailers_that_are_always_cancelled_end_in_a_goaway() {
     let cancel = |stream: u32| frames::frame(kind::RST_STREAM, 0, stream, &[0, 0, 0, 8]);
     let mut client = Raw2::connect(solo.router.http, &[]).await;
     let (mut ended, mut cancelled) = (false, 0);
+    // As many requests that cost nothing buy nothing.
+    let paid = |stream: u32| {
+        let flags = kind::END_HEADERS | kind::END_STREAM;
+        frames::frame(kind::HEADERS, flags, stream + PAID, &frames::get("/health"))
+    };
     for round in 0..ROUNDS {
-        let streams = || (0..AT_ONCE).map(|i| 2 * (round * AT_ONCE + i) + 1);
+        let streams = || (0..AT_ONCE).map(|i| 2 * (2 * round * AT_ONCE + i) + 1);
         client.write(&streams().flat_map(ask).collect::<Vec<_>>()).await;
+        client.write(&streams().flat_map(paid).collect::<Vec<_>>()).await;
         ended = ended_before(&mut client, &solo, AT_ONCE as usize).await;
         client.write(&streams().flat_map(cancel).collect::<Vec<_>>()).await;
         cancelled += AT_ONCE;
