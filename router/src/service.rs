@@ -224,6 +224,7 @@ async fn answer(
         request_id: scope.identity().request_id.clone(),
         traceparent,
         tracestate,
+        via: scope.identity().via.clone(),
         tenant,
         urgency,
         timeline,

@@ -52,7 +52,7 @@ pub(super) fn check(
     base_dir: &Path,
     report: &mut ProblemReport,
 ) {
-    listen(root, report);
+    let bound = listen(root, report);
     listener_tls::check(root, base_dir, report);
     for section in ["ledger", "record", "audit", "access_log"] {
         file_of_lines(root, section, base_dir, report);
@@ -72,6 +72,7 @@ pub(super) fn check(
         names.check(model, &path, report);
         let places = places.get(index).map_or(&[][..], Vec::as_slice);
         let mut workers = Workers::check(model, &path, places, report);
+        Workers::check_own(model, places, &bound, report);
         discovery::check(model, &path, base_dir, &mut workers, report);
         connector::check(model, &path, places, report);
         peer_fetch::check(model, &path, report);
@@ -106,10 +107,11 @@ pub(super) fn check_worker(
     }
 }
 
-fn listen(root: &Node, report: &mut ProblemReport) {
+/// Checks the listeners. Returns the key and the address of each.
+fn listen(root: &Node, report: &mut ProblemReport) -> Vec<(&'static str, SocketAddr)> {
     let defaults = Listen::default();
     let section = root.get("listen");
-    let mut bound: Vec<(&str, SocketAddr)> = Vec::new();
+    let mut bound: Vec<(&'static str, SocketAddr)> = Vec::new();
     for (key, default) in [
         ("http", Some(defaults.http)),
         ("grpc", defaults.grpc),
@@ -152,6 +154,7 @@ fn listen(root: &Node, report: &mut ProblemReport) {
             Some(_) => {}
         }
     }
+    bound
 }
 
 fn file_of_lines(root: &Node, name: &str, base_dir: &Path, report: &mut ProblemReport) {

@@ -147,6 +147,8 @@ pub struct LegHeaders {
     pub rank: Option<u32>,
     /// Number of prompt tokens to compute, for the shim's count of queued work.
     pub prefill_tokens: Option<u64>,
+    /// The routers that the request has come through before this one, as a value of `via`.
+    pub via: Option<HeaderValue>,
     /// Whether the request needs a new connection because kept ones may hold replies to other
     /// requests.
     pub fresh: bool,
@@ -162,6 +164,7 @@ impl LegHeaders {
             gate: None,
             rank: None,
             prefill_tokens: None,
+            via: None,
             fresh: false,
         }
     }
@@ -241,6 +244,7 @@ impl EngineClient {
         if let Some(gate) = &leg_headers.gate {
             request.field(X_GATE, gate);
         }
+        request.via(leg_headers.via.as_ref());
         let mut request_id = leg_headers.request_id.clone();
         let again = |request: &mut EngineRequest| {
             let allowed = self.retry_budget.withdraw();
@@ -349,6 +353,7 @@ impl EngineClient {
         if let Some(value) = &self.authorization {
             request.field("authorization", value);
         }
+        request.via(None);
         let (authority, process) = (worker.authority(), worker.process());
         let to = Destination { authority, process, class: REPORTS, engine: None, fresh: false };
         let begun = self.connections(worker).request(to, &mut request.ended(), |_| true).await;

@@ -106,6 +106,7 @@ impl EngineClient {
             request.field("content-type", &JSON);
         }
         request.id(X_REQUEST_ID, request_id);
+        request.via(None);
         if let Some(rank) = rank {
             request.number(RANK_HEADER, rank.into());
         }

@@ -26,6 +26,7 @@ use tokio::io::{AsyncReadExt, AsyncWrite};
 use crate::framing::{Framing, Head, Interim, Malformed, Piece, begun};
 use crate::revocable_body::RevocableBody;
 use crate::stream::{ArrivedData, Stream};
+use splitrail_api::via::own_name;
 
 /// Number of bytes of a body of unknown length that are read together, and that wait for a client
 /// that reads more slowly than its engine sends.
@@ -97,7 +98,7 @@ impl EngineRequest {
         path: &str,
         body: RevocableBody,
     ) -> Self {
-        let mut head = Vec::with_capacity(320);
+        let mut head = Vec::with_capacity(384);
         for part in [method, " ", path, " HTTP/1.1\r\nhost: ", authority.as_str(), "\r\n"] {
             head.extend_from_slice(part.as_bytes());
         }
@@ -119,6 +120,17 @@ impl EngineRequest {
     /// Appends a field with a number.
     pub(super) fn number(&mut self, name: &str, value: u64) {
         self.field(name, &value.into());
+    }
+
+    /// Appends the field `via`: the routers that the request has come through, and this one.
+    pub(super) fn via(&mut self, passed: Option<&HeaderValue>) {
+        let passed = passed.map_or(&b""[..], HeaderValue::as_bytes);
+        let separator = if passed.is_empty() { "" } else { ", " };
+        for part in
+            [b"via: ", passed, separator.as_bytes(), b"1.1 ", own_name().as_bytes(), b"\r\n"]
+        {
+            self.head.extend_from_slice(part);
+        }
     }
 
     /// Appends a field with the request's id.

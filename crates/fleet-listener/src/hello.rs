@@ -16,7 +16,7 @@ use splitrail_config::{engine_address, http_address};
 use splitrail_engine_client::networks::literal;
 use splitrail_fleet::Cluster;
 use splitrail_fleet::ServedModel;
-use splitrail_fleet::{Fleet, WorkerSource};
+use splitrail_fleet::{ClaimError, Fleet, WorkerSource};
 
 /// Maximum number of cache groups that a shim reports as not followed.
 const GROUPS_MAX: usize = 64;
@@ -226,6 +226,10 @@ pub(super) fn claim(
         Ok(_) => {
             fleet.revoke(model, WorkerSource::Shim, id);
             Err(Status::already_exists("another shim speaks for this worker"))
+        }
+        Err(error @ ClaimError::Taken { .. }) => Err(Status::already_exists(error.to_string())),
+        Err(error @ ClaimError::OwnAddress { .. }) => {
+            Err(Status::permission_denied(error.to_string()))
         }
         Err(error) => Err(Status::not_found(error.to_string())),
     }

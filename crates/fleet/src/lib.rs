@@ -52,7 +52,7 @@ pub use claims::WorkerSource;
 pub use cluster::Cluster;
 pub use exclusion::{Exclusion, excluded, veto_by_health};
 pub use leg::{LegLimit, LegReply, LegRequest, LegWait};
-pub use membership::Fleet;
+pub use membership::{ClaimError, Fleet};
 pub use pool::{CandidateQuery, Pool};
 pub use ranks::Ranks;
 pub use roster::Roster;

@@ -16,43 +16,14 @@ use super::{health, read_back};
 use crate::Cluster;
 use crate::{ServedModel, ServedModels};
 use splitrail_config::model::{Discovery, Model, WorkerConfig};
+use splitrail_settings::endpoint::{leads_to, with_one_loopback};
 use splitrail_telemetry::{TaskName, restart_on_panic};
 
+mod claim_error;
 mod discovered;
 
+pub use claim_error::ClaimError;
 use discovered::FollowedSource;
-
-/// Why a worker cannot be added to the fleet.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ClaimError {
-    /// The worker's model is not served by this router.
-    #[error("model {0} is not served")]
-    UnknownModel(String),
-    /// The worker's URL has no address.
-    #[error("worker {id}: {url} is not an address")]
-    NoAddress {
-        /// The worker's id.
-        id: String,
-        /// The URL as given.
-        url: String,
-    },
-    /// The worker is not listed in the configuration, and one of its URLs lies outside
-    /// `fleet.networks`.
-    #[error("worker {id}: {url} lies outside fleet.networks")]
-    Outside {
-        /// The worker's id.
-        id: String,
-        /// The URL that lies outside.
-        url: String,
-    },
-    /// The worker's shim attaches, but the model is not open to shims, and the worker is not listed
-    /// in the configuration.
-    #[error("model {0} has no `discovery` of kind `shim`")]
-    ClosedToShims(String),
-    /// The model has `WORKERS_MAX` workers.
-    #[error("model {0} has the maximum number of workers")]
-    Full(String),
-}
 
 /// Maximum number of workers of one model: the index cannot distinguish more.
 pub const WORKERS_MAX: usize = 65_000;
@@ -207,7 +178,7 @@ impl Fleet {
     /// the same worker.
     ///
     /// # Errors
-    /// If the worker cannot be added.
+    /// If the worker cannot be added: among others, if it would move to the address of another one.
     pub fn claim(
         &self,
         model: &str,
@@ -215,14 +186,22 @@ impl Fleet {
         config: WorkerConfig,
     ) -> Result<Arc<Worker>, ClaimError> {
         let mut models = self.models();
-        self.claim_in(members_of(&mut models, model)?, source, config)
+        let members = members_of(&mut models, model)?;
+        let address = address(&config)?;
+        if members.by_id.contains_key(&config.id)
+            && let Some(other) = members.named_at(&address).filter(|other| *other != config.id)
+        {
+            let WorkerConfig { id, url, .. } = config;
+            return Err(ClaimError::Taken { id, url, other: other.to_owned() });
+        }
+        self.claim_in(members, source, config)
     }
 
     fn claim_in(
         &self,
         members: &mut Members,
         source: WorkerSource,
-        config: WorkerConfig,
+        mut config: WorkerConfig,
     ) -> Result<Arc<Worker>, ClaimError> {
         let address = address(&config)?;
         if source != WorkerSource::Config {
@@ -232,6 +211,13 @@ impl Fleet {
             return Err(ClaimError::ClosedToShims(members.served.name().to_owned()));
         }
         let id = members.known_as(&config.id, &address).unwrap_or(&config.id).to_owned();
+        if id != config.id
+            && let Some(Member { worker, .. }) = members.by_id.get(&id)
+        {
+            // Found by the address, of which the URL may have another name.
+            let known = worker.address.authority.as_str();
+            config.url = config.url.replace(address.as_str(), known);
+        }
         if members.by_id.len() >= WORKERS_MAX && !members.by_id.contains_key(&id) {
             return Err(ClaimError::Full(members.served.name().to_owned()));
         }
@@ -258,9 +244,7 @@ impl Fleet {
     /// The id of the worker at an address, if there is one.
     pub fn name_at(&self, model: &str, address: &Authority) -> Option<String> {
         let models = self.models();
-        let mut members = models.get(model)?.by_id.iter();
-        let found = members.find(|(_, member)| member.worker.address.authority == *address);
-        found.map(|(id, _)| id.clone())
+        models.get(model)?.named_at(address).map(str::to_owned)
     }
 
     /// Checks the URLs of a worker that is reported by a source other than the configuration,
@@ -273,6 +257,10 @@ impl Fleet {
         address: &Authority,
         is_written_down: bool,
     ) -> Result<(), ClaimError> {
+        let own = self.cluster.own_addresses.get().map(Vec::as_slice).unwrap_or_default();
+        if own.iter().any(|own| leads_to(address.as_str(), *own)) {
+            return Err(ClaimError::OwnAddress { id: config.id.clone(), url: config.url.clone() });
+        }
         let networks = &self.cluster.networks;
         let beside =
             [config.bootstrap.as_deref(), config.written_events(), config.kv_replay.as_deref()];
@@ -509,7 +497,14 @@ impl Members {
         if self.by_id.contains_key(id) {
             return Some(id);
         }
-        let same = |(_, member): &(&String, &Member)| member.worker.address.authority == *address;
+        self.named_at(address)
+    }
+
+    /// The id of the member at an address.
+    fn named_at(&self, address: &Authority) -> Option<&str> {
+        let same = |(_, member): &(&String, &Member)| {
+            is_same_place(&member.worker.address.authority, address)
+        };
         self.by_id.iter().find(same).map(|(id, _)| id.as_str())
     }
 
@@ -545,6 +540,14 @@ fn admissible(members: Option<&Members>, served: &ServedModel) -> Result<(), Cla
     let all = known + workers.iter().filter(|worker| is_new(worker)).count();
     let fits = all <= WORKERS_MAX;
     fits.then_some(()).ok_or_else(|| ClaimError::Full(served.name().to_owned()))
+}
+
+/// Whether two addresses are the same, be it by different names of the loopback.
+fn is_same_place(one: &Authority, other: &Authority) -> bool {
+    let (one_port, other_port) = (one.port_u16(), other.port_u16());
+    one == other
+        || one_port == other_port
+            && with_one_loopback(one.as_str()) == with_one_loopback(other.as_str())
 }
 
 fn address(config: &WorkerConfig) -> Result<Authority, ClaimError> {

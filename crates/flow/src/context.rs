@@ -52,6 +52,8 @@ pub struct Context {
     pub traceparent: Option<HeaderValue>,
     /// What belongs to `traceparent`, if the request is traced.
     pub tracestate: Option<HeaderValue>,
+    /// The routers that the request has come through, as a value of `via`.
+    pub via: Option<HeaderValue>,
     /// The tenant of the request; `None` if the router has no tenants.
     pub tenant: Option<Arc<Tenant>>,
     /// The urgency of the request; it counts while the request waits in the queue.

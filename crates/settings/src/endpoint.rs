@@ -1,6 +1,7 @@
 //! Addresses of servers (engines, brokers, sockets of KV events): exactly `SCHEME://HOST:PORT`.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::borrow::Cow;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// Why a text is not an address. No member repeats the text, which may contain a password.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +33,40 @@ pub fn parse(text: &str, scheme: &str) -> Result<String, BadEndpoint> {
 pub fn parse_http(text: &str) -> Result<String, BadEndpoint> {
     let form = "write `http://HOST:PORT` or `https://HOST:PORT`".to_owned();
     parse_one_of(text, &["http", "https"], form)
+}
+
+/// `HOST:PORT` with one name for the loopback of this host, so that equal texts are the same server:
+/// `127.0.0.1` also for `localhost`, `[::1]`, and the unspecified addresses, which lead there.
+pub fn with_one_loopback(authority: &str) -> Cow<'_, str> {
+    match authority.rsplit_once(':') {
+        Some((host, port)) if host != "127.0.0.1" && is_loopback(host) => {
+            Cow::Owned(format!("127.0.0.1:{port}"))
+        }
+        _ => Cow::Borrowed(authority),
+    }
+}
+
+/// Whether `HOST:PORT` leads to a listener of this process that is bound to `bound`, as far as that
+/// can be told without looking up a name.
+pub fn leads_to(authority: &str, bound: SocketAddr) -> bool {
+    let Some((host, port)) = authority.rsplit_once(':') else { return false };
+    let address = address_of(host);
+    let is_bound = address.is_some_and(|address| address == bound.ip().to_canonical());
+    let is_any = bound.ip().is_unspecified() || bound.ip().is_loopback();
+    port.parse() == Ok(bound.port()) && (is_bound || is_any && is_loopback(host))
+}
+
+fn address_of(host: &str) -> Option<IpAddr> {
+    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    bare.parse().ok().map(|address: IpAddr| address.to_canonical())
+}
+
+/// Whether a host is one of the names of this host's usual loopback address.
+fn is_loopback(host: &str) -> bool {
+    const LOOPBACK: [IpAddr; 2] =
+        [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
+    host.eq_ignore_ascii_case("localhost")
+        || address_of(host).is_some_and(|at| at.is_unspecified() || LOOPBACK.contains(&at))
 }
 
 fn scheme_of(text: &str) -> Option<&str> {
@@ -98,8 +133,29 @@ fn is_host(host: &str) -> bool {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn all_names_of_the_loopback_are_one_server() {
+        for host in ["localhost", "LOCALHOST", "127.0.0.1", "[::1]", "0.0.0.0", "[::]"] {
+            let authority = format!("{host}:8000");
+            assert_eq!(with_one_loopback(&authority), "127.0.0.1:8000", "{host}");
+            for bound in ["127.0.0.1:8000", "0.0.0.0:8000", "[::]:8000", "[::1]:8000"] {
+                assert!(leads_to(&authority, bound.parse().unwrap()), "{host} {bound}");
+            }
+            for bound in ["127.0.0.1:8001", "10.0.0.1:8000"] {
+                assert!(!leads_to(&authority, bound.parse().unwrap()), "{host} {bound}");
+            }
+        }
+        for other in ["127.0.0.2:8000", "10.0.0.1:8000", "engine:8000", "[::2]:8000"] {
+            assert_eq!(with_one_loopback(other), other);
+            assert!(!leads_to(other, "0.0.0.0:8000".parse().unwrap()), "{other}");
+        }
+        assert!(leads_to("10.0.0.1:8000", "10.0.0.1:8000".parse().unwrap()));
+        assert!(leads_to("[::ffff:10.0.0.1]:8000", "10.0.0.1:8000".parse().unwrap()));
+    }
 
     #[test]
     fn addresses_have_a_scheme_a_host_and_a_port_only() {

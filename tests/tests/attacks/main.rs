@@ -24,6 +24,7 @@ mod http2;
 mod http2_frames;
 mod json;
 mod leaving;
+mod loops;
 mod memory;
 mod oracle;
 mod publishers;

@@ -21,8 +21,8 @@ const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
 /// All that an engine's request may carry besides its body.
-const ENGINE_HEADERS: [&str; 5] =
-    ["host", "content-type", "content-length", "x-request-id", "traceparent"];
+const ENGINE_HEADERS: [&str; 6] =
+    ["host", "content-type", "content-length", "x-request-id", "traceparent", "via"];
 
 fn completion(text: &str) -> Value {
     json!({"model": "sim", "max_tokens": 4, "temperature": 0, "prompt": text})
@@ -514,6 +514,7 @@ async fn hop_by_hop_headers_end_at_the_router() {
         ("expect", "100-continue"),
         ("x-data-parallel-rank", "1"),
         ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
+        ("via", "1.1 poison, 1.1 splitrail-poison"),
     ];
     let raw = request("POST", COMPLETIONS, &headers, completion("x").to_string().as_bytes());
     let reply = exchange(cluster.running.addresses().http, &raw).await.unwrap();

@@ -1,6 +1,7 @@
 //! Rules about the workers of one model.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 
 use crate::model::{NO_EVENTS, Role};
 use crate::short_forms::WorkerPlace;
@@ -84,6 +85,25 @@ impl<'n> Workers<'n> {
         self.decode_has_shim |= shim && role != Some(Role::Prefill);
     }
 
+    /// Checks that no worker of a model is the router itself, which listens at these addresses.
+    pub(super) fn check_own(
+        model: &Node,
+        places: &[WorkerPlace],
+        bound: &[(&str, SocketAddr)],
+        report: &mut ProblemReport,
+    ) {
+        let list = model.get("workers").map(Node::items).unwrap_or_default();
+        for (worker, place) in list.iter().zip(places) {
+            let Some((node, url)) = text(worker, "url") else { continue };
+            let engine = url.split_once("://").map_or(url, |(_, engine)| engine);
+            let own = bound.iter().find(|(_, bound)| endpoint::leads_to(engine, *bound));
+            let Some((listener, _)) = own else { continue };
+            let key = place.key("url");
+            let message = format!("`{key}` is this router's own `listen.{listener}`");
+            report.error(node.at, message, "write the address of an engine");
+        }
+    }
+
     /// Checks a worker by itself.
     pub(super) fn check_one(worker: &'n Node, place: &WorkerPlace, report: &mut ProblemReport) {
         Self::default().add(worker, place, report);
@@ -107,7 +127,8 @@ impl<'n> Workers<'n> {
             let hint = "one entry per engine; one that does both parts belongs into `workers`";
             // One port serves either scheme.
             let engine = url.split_once("://").map_or(url.as_str(), |(_, engine)| engine);
-            let address = Address { key: engine, text: &url, at };
+            let engine = endpoint::with_one_loopback(engine);
+            let address = Address { key: &engine, text: &url, at };
             is_new = unique(&mut self.urls, address, &place.key("url"), hint, report);
         }
         // The id of a URL that is there twice is there twice as well, which is the same mistake.
@@ -126,7 +147,9 @@ impl<'n> Workers<'n> {
         {
             let hint = "each engine publishes its own events: give each its own port";
             let key = place.key("kv_events");
-            let address = Address { key: &publisher, text: &publisher, at };
+            let socket = publisher.split_once("://").map_or(publisher.as_str(), |(_, at)| at);
+            let socket = endpoint::with_one_loopback(socket);
+            let address = Address { key: &socket, text: &publisher, at };
             unique(&mut self.publishers, address, &key, hint, report);
         }
         address(worker, "kv_replay", tcp, place, report);

@@ -41,6 +41,15 @@ fn a_model_opens_no_field_that_only_the_router_may_set() {
 }
 
 #[test]
+fn no_worker_is_a_listener_of_the_router() {
+    for host in ["127.0.0.1", "localhost", "[::1]"] {
+        let url = format!("http://{host}:8000");
+        refused("http://10.0.1.1:8000", &url, (31, 38), "is this router's own `listen.http`");
+    }
+    accepted(&valid_but("http://10.0.1.1:8000", "http://localhost:8123"));
+}
+
+#[test]
 fn worker_ids_and_addresses_are_unique_in_a_model() {
     refused(
         "id: d0",
@@ -57,6 +66,11 @@ fn worker_ids_and_addresses_are_unique_in_a_model() {
     accepted(&valid_but("http://10.0.2.1", "http://10.0.0.1"));
     // One port speaks either HTTP or HTTPS.
     refused("http://10.0.1.1", "https://10.0.0.1", (31, 38), "is already taken at 28:14");
+    for host in ["localhost", "[::1]", "0.0.0.0"] {
+        let twin = valid_but("http://10.0.0.1:8000", "http://127.0.0.1:9000");
+        let twin = twin.replacen("http://10.0.1.1:8000", &format!("http://{host}:9000"), 1);
+        assert!(only_problem(&twin).2.contains("is already taken at 28:14"), "{host}");
+    }
 }
 
 #[test]

@@ -22,6 +22,7 @@ pub(crate) fn leg_headers(context: &Context) -> LegHeaders {
     LegHeaders {
         traceparent: context.traceparent.clone(),
         tracestate: context.tracestate.clone(),
+        via: context.via.clone(),
         fresh: context.distrusts_kept_connections.load(Relaxed),
         ..LegHeaders::with_random_id()
     }

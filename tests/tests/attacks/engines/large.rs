@@ -15,18 +15,25 @@ use crate::support::{HTTP1_STREAM_KIB, REST_KIB};
 
 const LIMITS: &str = "{ engine_reply_size_max: 65536 }";
 
-async fn with_replies(bytes: String) -> (RawEngine, Front) {
-    let engine = RawEngine::start(move |_| Turn::answer(bytes.clone())).await;
-    // One engine by two names: another worker would be asked if that made sense.
-    let again = engine.url().replace("127.0.0.1", "localhost");
-    let front = Front::start(LIMITS, "", &[engine.url(), again]).await;
-    (engine, front)
+/// Two engines, since another worker would be asked if that made sense.
+async fn with_replies(bytes: String) -> ([RawEngine; 2], Front) {
+    let engine = async || {
+        let bytes = bytes.clone();
+        RawEngine::start(move |_| Turn::answer(bytes.clone())).await
+    };
+    let engines = [engine().await, engine().await];
+    let front = Front::start(LIMITS, "", &engines.each_ref().map(RawEngine::url)).await;
+    (engines, front)
+}
+
+fn heard(engines: &[RawEngine]) -> usize {
+    engines.iter().map(|engine| engine.heard().len()).sum()
 }
 
 #[tokio::test]
 async fn a_reply_that_is_too_large_is_the_client_s_own_doing() {
     let long = generated("cmpl-1", &"x".repeat(70_000));
-    let (engine, front) = with_replies(reply(200, "application/json", &long)).await;
+    let (engines, front) = with_replies(reply(200, "application/json", &long)).await;
     // More than open a breaker.
     for asked in 1..=8 {
         let reply = ask(&front, "x").await;
@@ -34,7 +41,7 @@ async fn a_reply_that_is_too_large_is_the_client_s_own_doing() {
         let error = &reply.json()["error"];
         assert_eq!(error["code"], "reply_too_large");
         assert!(error["message"].as_str().unwrap().contains("limits.engine_reply_size_max"));
-        assert_eq!(engine.heard().len(), asked, "it is not generated again");
+        assert_eq!(heard(&engines), asked, "it is not generated again");
     }
     no_breaker_is_open(&front).await;
 }
@@ -47,19 +54,23 @@ async fn replies_of_seventy_mebibytes_to_many_clients_take_no_more_memory_than_r
     const REPLY_BYTES: usize = 70 << 20;
     // Where the reply ends is said by the end of the connection alone.
     let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n\"";
-    let post = ScriptedServer::start(move |heard| match heard.is_inference() {
-        false => ScriptedReply::json(200, "{}"),
-        true => ScriptedReply::Endless {
-            head: head.into(),
-            piece: vec![b'x'; 64 << 10],
-            max_bytes: REPLY_BYTES,
-        },
-    })
-    .await;
+    let post = async || {
+        ScriptedServer::start(move |heard| match heard.is_inference() {
+            false => ScriptedReply::json(200, "{}"),
+            true => ScriptedReply::Endless {
+                head: head.into(),
+                piece: vec![b'x'; 64 << 10],
+                max_bytes: REPLY_BYTES,
+            },
+        })
+        .await
+    };
+    let posts = [post().await, post().await];
     let limits = format!("{{ request_memory_max: {MEMORY_MIB}MiB }}");
-    let workers = [post.url(), post.url().replace("127.0.0.1", "localhost")];
+    let workers = posts.each_ref().map(ScriptedServer::url);
     let front = Front::measured(&limits, "retries: { decode: 1 }", &workers).await;
-    let asked = || post.heard().iter().filter(|heard| heard.is_inference()).count();
+    let heard = || posts.iter().flat_map(ScriptedServer::heard);
+    let asked = || heard().filter(|heard| heard.is_inference()).count();
     let before = memory(front.router.pid());
     reset_peak(front.router.pid());
     let alone = ask(&front, "x").await;
@@ -91,14 +102,14 @@ async fn an_event_that_is_too_large_is_the_client_s_own_doing() {
     };
     let long = event(&"x".repeat(70_000));
     let body = json!({"model": "sim", "prompt": "x", "max_tokens": 2, "stream": true});
-    let (engine, front) = with_replies(Canned::reply("text/event-stream", &long)).await;
+    let (engines, front) = with_replies(Canned::reply("text/event-stream", &long)).await;
     for asked in 1..=8 {
         let reply = front.http.post(COMPLETIONS, &body).await;
         assert_eq!(reply.status, 400, "{}", reply.text());
-        assert_eq!(engine.heard().len(), asked);
+        assert_eq!(heard(&engines), asked);
     }
     no_breaker_is_open(&front).await;
-    let (_engine, front) =
+    let (_engines, front) =
         with_replies(Canned::reply("text/event-stream", &(event("a") + &long))).await;
     for _ in 0..8 {
         let events = front.http.stream(COMPLETIONS, &body).await.rest().await;
