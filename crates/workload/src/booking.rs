@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use super::costs::PromptWork;
+use super::costs::{PromptWork, WholeReply};
 use super::progress::{Awaited, LegProgress};
 
 /// Sums of a worker's bookings. Relaxed atomics suffice, because the counters are only statistics
@@ -127,6 +127,14 @@ impl Booking {
     /// Records the end of the leg's reply.
     pub fn reply_done(&self, now: Instant) {
         self.progress.iter().for_each(|progress| progress.record_reply(now));
+    }
+
+    /// Records that the whole reply of a leg has arrived, from whose duration the cost model learns.
+    pub fn whole_reply_done(&mut self, now: Instant, reply: WholeReply) {
+        if let Some(work) = self.work.take() {
+            work.replied(now, reply);
+        }
+        self.free_prefill();
     }
 
     /// Records output of the engine, for which the prompt has been computed: its tokens are no longer

@@ -19,6 +19,10 @@ use splitrail_kv::Tier;
 use splitrail_policy::learn::{BusyShare, Evidence, Learner, Slowdown, UsualScales};
 use splitrail_policy::{Coefficients, nanoseconds};
 
+/// How many prompts whose end is not observed may count as computed while nothing has been learned of a
+/// worker: it may be far slower than configured.
+const UNHEARD_MAX: usize = 8;
+
 /// How long computed coefficients are reused: they change slowly, and they are read often.
 const FRESH_NS: u64 = 500_000_000;
 
@@ -40,10 +44,31 @@ struct CostState {
     /// number of requests in flight.
     queue: VecDeque<QueuedPrefill>,
     next: u64,
-    /// When each rank last completed a prompt. Bounded by the number of ranks.
-    done: Vec<(Option<u16>, u64)>,
+    /// What each rank completed last. Bounded by the number of ranks.
+    done: Vec<ComputedPrompt>,
     /// The last computed coefficients, and when they were computed.
     known: (Coefficients, u64),
+}
+
+/// What is known of when a rank began a prompt.
+#[derive(Clone, Copy, Debug)]
+enum Beginning {
+    /// When it had computed what was sent before, with an error of so many seconds.
+    Known(f64),
+    /// A prompt that was sent before may have been computed meanwhile.
+    Unknown,
+    /// The prompt was computed at this time at the latest, as a later one shows.
+    ComputedBefore(u64),
+}
+
+/// A prompt that a rank has computed.
+#[derive(Clone, Copy, Debug)]
+struct ComputedPrompt {
+    rank: Option<u16>,
+    /// When it was computed.
+    at_ns: u64,
+    /// How far that may be wrong, because it was not observed.
+    error_ns: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +80,8 @@ struct QueuedPrefill {
     /// Whether the router will not learn when the prompt is computed, because the reply is not
     /// streamed.
     unheard: bool,
+    /// When the prompt was computed at the latest: a later one of its rank has been.
+    computed_ns: Option<u64>,
 }
 
 /// The queue whose waiting time is predicted: that of one rank, or that of the rank which the
@@ -65,6 +92,19 @@ pub enum RankScope {
     Rank(Option<u16>),
     /// The queue of the rank that the engine will choose; the number of ranks.
     Any(u64),
+}
+
+/// What is known of a whole reply when it has arrived.
+#[derive(Clone, Copy, Debug)]
+pub struct WholeReply {
+    /// The engine's figure of cached tokens, if it reported one.
+    pub cached_tokens: Option<u64>,
+    /// The decode steps after the first token.
+    pub steps: u64,
+    /// The requests that the worker had meanwhile, this one included.
+    pub requests: u64,
+    /// Their tokens of context in total.
+    pub context_tokens: u64,
 }
 
 /// What a decision needs to know of a worker's costs.
@@ -206,6 +246,7 @@ impl Costs {
             begun_ns: now_ns,
             predicted_ns,
             unheard,
+            computed_ns: None,
         });
         state.busy.set(now_ns, true);
         let (costs, loaded) = (Arc::clone(self), [0; Tier::COUNT]);
@@ -277,19 +318,44 @@ impl Costs {
         }
     }
 
-    /// Removes a prompt from the queue. Returns the seconds that it took by itself. A prompt that is
-    /// removed without being computed, behind others, says nothing of how far those are.
-    fn leave(&self, now: Instant, number: u64, is_computed: bool) -> Option<f64> {
+    /// Learns from a whole reply whose prompt was handed over, `took` after its leg was sent: the
+    /// hand-off or a step, whichever took longer as predicted.
+    pub fn learn_handed_over(&self, now: Instant, tokens: u64, took: Duration, reply: WholeReply) {
         let now_ns = ns_since(self.epoch, now);
+        let mut state = self.lock();
+        let costs = state.coefficients(now_ns);
+        let (hand_off, steps) = (costs.hand_off_seconds(tokens), reply.seconds(&costs));
+        let took = took.as_secs_f64();
+        if steps > hand_off {
+            state.learn_steps(now_ns, reply, took - hand_off);
+        } else if reply.requests <= 1 {
+            state.learner.hand_off(now_ns, tokens, took - steps);
+        }
+    }
+
+    /// Removes a prompt from the queue. `computed` says when it was computed, if it was. Returns the
+    /// seconds that it took by itself. A prompt that is removed without being computed, behind others,
+    /// says nothing of how far those are.
+    fn leave(&self, now_ns: u64, number: u64, computed: Option<(u64, u64)>) -> Option<f64> {
         let mut state = self.lock();
         let place = state.queue.iter().position(|queued| queued.number == number)?;
         let queued = state.queue.remove(place)?;
         let is_behind = state.queue.iter().take(place).any(|other| other.rank == queued.rank);
-        let alone_ns = now_ns.saturating_sub(queued.begun_ns.max(state.done_ns(queued.rank)));
-        if is_computed || !is_behind {
-            match state.done.iter_mut().find(|(rank, _)| *rank == queued.rank) {
-                Some((_, done_ns)) => *done_ns = now_ns,
-                None => state.done.push((queued.rank, now_ns)),
+        let (at_ns, error_ns) = computed.unwrap_or((now_ns, 0));
+        if computed.is_some() {
+            // A worker computes prompts in the order in which they are sent.
+            let before = state.queue.iter_mut().take(place).filter(|other| other.unheard);
+            let before = before.filter(|other| other.rank == queued.rank);
+            before.for_each(|other| _ = other.computed_ns.get_or_insert(at_ns));
+        }
+        let alone_ns = at_ns.saturating_sub(queued.begun_ns.max(state.done_ns(queued.rank)));
+        if computed.is_some() || !is_behind {
+            let rank = queued.rank;
+            let last = ComputedPrompt { rank, at_ns, error_ns };
+            match state.done.iter_mut().find(|done| done.rank == rank) {
+                Some(done) if done.at_ns <= at_ns => *done = last,
+                Some(_) => {}
+                None => state.done.push(last),
             }
         }
         if state.queue.is_empty() {
@@ -307,24 +373,67 @@ impl Costs {
     }
 }
 
+impl WholeReply {
+    /// The predicted time of its steps.
+    fn seconds(&self, costs: &Coefficients) -> f64 {
+        self.steps as f64 * costs.step_seconds(self.requests.max(1), self.context_tokens)
+    }
+}
+
 impl CostState {
+    /// What a rank completed last, if it ever did.
+    fn done(&self, rank: Option<u16>) -> Option<&ComputedPrompt> {
+        self.done.iter().find(|done| done.rank == rank)
+    }
+
     /// When a rank last completed a prompt; 0 if it never did.
     fn done_ns(&self, rank: Option<u16>) -> u64 {
-        self.done.iter().find(|(other, _)| *other == rank).map_or(0, |(_, done_ns)| *done_ns)
+        self.done(rank).map_or(0, |done| done.at_ns)
+    }
+
+    /// What is known of the beginning of a prompt that has its reply now; `None` if it is not in the
+    /// queue.
+    fn beginning(&self, number: u64) -> Option<Beginning> {
+        let place = self.queue.iter().position(|queued| queued.number == number)?;
+        let QueuedPrefill { rank, begun_ns, computed_ns, .. } = self.queue[place];
+        if let Some(computed_ns) = computed_ns {
+            return Some(Beginning::ComputedBefore(computed_ns));
+        }
+        let is_open = |other: &QueuedPrefill| other.rank == rank && other.computed_ns.is_none();
+        if self.queue.iter().take(place).any(is_open) {
+            return Some(Beginning::Unknown);
+        }
+        let last = self.done(rank).filter(|last| last.at_ns + last.error_ns > begun_ns);
+        Some(Beginning::Known(last.map_or(0.0, |last| last.error_ns as f64 / 1e9)))
+    }
+
+    /// Learns from decode steps that took so many seconds in all.
+    fn learn_steps(&mut self, now_ns: u64, reply: WholeReply, seconds: f64) {
+        let WholeReply { steps, requests, context_tokens, .. } = reply;
+        self.learner.step(now_ns, requests, context_tokens, seconds / steps as f64);
+    }
+
+    /// Whether anything has been learned of what the worker does for a reply.
+    fn is_learned(&self) -> bool {
+        let evidence = [self.learner.prefill_evidence(), self.learner.step_evidence()];
+        evidence.iter().any(|evidence| evidence.observations > 0)
     }
 
     /// The remaining time of a rank's queue, and the number of prompts in it. If the router learns
     /// when the first prompt ends, that prompt is in progress until then; otherwise it ends at the
-    /// predicted time.
+    /// predicted time. Of those, only some count as computed while nothing has been learned.
     fn left_ns(&self, now_ns: u64, rank: Option<u16>) -> (u64, usize) {
-        let own = || self.queue.iter().filter(|queued| queued.rank == rank);
+        let is_open = |queued: &&QueuedPrefill| queued.computed_ns.is_none();
+        let own = || self.queue.iter().filter(|queued| queued.rank == rank).filter(is_open);
         let begun_ns = own().next().map_or(now_ns, |head| head.begun_ns.max(self.done_ns(rank)));
         let mut passed_ns = now_ns.saturating_sub(begun_ns);
         let mut left_ns = 0_u64;
-        for queued in own() {
+        let unheard_max = if self.is_learned() { usize::MAX } else { UNHEARD_MAX };
+        for (place, queued) in own().enumerate() {
             let spent_ns = passed_ns.min(queued.predicted_ns);
             left_ns = left_ns.saturating_add(queued.predicted_ns - spent_ns);
-            passed_ns = if queued.unheard { passed_ns - spent_ns } else { 0 };
+            let goes_on = queued.unheard && place < unheard_max;
+            passed_ns = if goes_on { passed_ns - spent_ns } else { 0 };
         }
         (left_ns, own().count())
     }
@@ -380,8 +489,49 @@ impl PromptWork {
     pub fn done(self, now: Instant, cached_tokens: Option<u64>) {
         let prompt_tokens = self.new_tokens.saturating_add(self.context_tokens);
         let cached = cached_tokens.map_or(self.context_tokens, |cached| cached.min(prompt_tokens));
-        let Some(seconds) = self.costs.leave(now, self.number, true) else { return };
         let now_ns = ns_since(self.costs.epoch, now);
+        let left = self.costs.leave(now_ns, self.number, Some((now_ns, 0)));
+        left.into_iter().for_each(|seconds| self.learn(now_ns, cached, seconds));
+    }
+
+    /// Records that the whole reply to the prompt has arrived, and learns from it: from the prefill if
+    /// that took most of the time, as predicted, or from a step if many of them did.
+    pub fn replied(self, now: Instant, reply: WholeReply) {
+        /// With fewer steps, their mean is too uncertain.
+        const STEPS_MIN: u64 = 8;
+        let prompt_tokens = self.new_tokens.saturating_add(self.context_tokens);
+        let cached = reply.cached_tokens.unwrap_or(self.context_tokens).min(prompt_tokens);
+        let now_ns = ns_since(self.costs.epoch, now);
+        let (prefill, steps, beginning) = {
+            let mut state = self.costs.lock();
+            let costs = state.coefficients(now_ns);
+            let prefill = costs.prefill_seconds(prompt_tokens, cached);
+            (prefill, reply.seconds(&costs), state.beginning(self.number))
+        };
+        let steps_ns = nanoseconds(steps);
+        let computed = match beginning {
+            Some(Beginning::ComputedBefore(at_ns)) => (at_ns, 0),
+            _ => (now_ns.saturating_sub(steps_ns), steps_ns),
+        };
+        let left = self.costs.leave(now_ns, self.number, Some(computed));
+        let Some((seconds, beginning)) = left.zip(beginning) else { return };
+        let (of_prompt, of_steps) = match beginning {
+            Beginning::Unknown => return,
+            Beginning::Known(error) => (prefill + error, seconds + steps - prefill),
+            Beginning::ComputedBefore(at_ns) => {
+                (prefill, now_ns.saturating_sub(at_ns) as f64 / 1e9)
+            }
+        };
+        if reply.steps >= STEPS_MIN && steps >= 2.0 * of_prompt {
+            self.costs.lock().learn_steps(now_ns, reply, of_steps);
+        } else if matches!(beginning, Beginning::Known(error) if prefill >= steps + error) {
+            self.learn(now_ns, cached, seconds);
+        }
+    }
+
+    /// Learns from the prompt, which took so many seconds by itself.
+    fn learn(&self, now_ns: u64, cached: u64, seconds: f64) {
+        let prompt_tokens = self.new_tokens.saturating_add(self.context_tokens);
         let mut state = self.costs.lock();
         let new_tokens = prompt_tokens - cached;
         let loads = self.loaded[1..] != [0; Tier::COUNT - 1];
@@ -400,139 +550,11 @@ impl PromptWork {
 impl Drop for PromptWork {
     fn drop(&mut self) {
         // Has no effect after `done`, which has already removed the prompt.
-        let _seconds = self.costs.leave(Instant::now(), self.number, false);
+        let now_ns = ns_since(self.costs.epoch, Instant::now());
+        let _seconds = self.costs.leave(now_ns, self.number, None);
     }
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
-mod tests {
-    use super::*;
-    use std::time::Duration;
-
-    fn costs() -> (Arc<Costs>, impl Fn(u64) -> Instant) {
-        let costs = Arc::new(Costs::new(Coefficients::default()));
-        let epoch = costs.epoch;
-        (costs, move |ms| epoch + Duration::from_millis(ms))
-    }
-
-    #[test]
-    fn a_queue_is_as_long_as_what_is_left_of_it() {
-        let (costs, at) = costs();
-        // 12,000 tokens take 1195.6 ms by the prior.
-        let first = costs.begin(at(0), None, 12_000, 0, false);
-        let second = costs.begin(at(100), None, 12_000, 0, false);
-        let wait_ms = |ms| costs.seen(at(ms), RankScope::Rank(None), 0).wait_ns / 1_000_000;
-        assert_eq!(
-            (wait_ms(100), costs.seen(at(100), RankScope::Rank(None), 0).waiting),
-            (2291, 1)
-        );
-        assert_eq!(wait_ms(1200), 1195, "what takes longer than predicted is about to end");
-        assert_eq!(
-            costs.seen(at(1200), RankScope::Rank(None), 1000).wait_ns / 1_000_000,
-            1280,
-            "others' work waits too"
-        );
-        first.done(at(1300), None);
-        assert_eq!(wait_ms(1300), 1195);
-        assert_eq!(wait_ms(1800), 695);
-        drop(second);
-        assert_eq!(wait_ms(1800), 0);
-        assert_eq!(costs.seen(at(1800), RankScope::Rank(None), 0).waiting, 0);
-    }
-
-    #[test]
-    fn a_worker_twice_as_slow_as_configured_is_learned_although_its_prompts_queue() {
-        let (costs, at) = costs();
-        let prior = Coefficients::default();
-        let mut now_ms = 0;
-        let mut queue = VecDeque::new();
-        for i in 0..400_u64 {
-            let (new, context) = (500 + i * 37 % 9000, i * 91 % 4000);
-            queue.push_back((costs.begin(at(now_ms), None, new, context, false), new, context));
-            if queue.len() < 3 {
-                continue;
-            }
-            let (work, new, context) = queue.pop_front().unwrap();
-            let true_ms = 2 * prior.prefill_ns(new + context, context) / 1_000_000;
-            now_ms += true_ms;
-            work.done(at(now_ms), Some(context));
-        }
-        let told = costs.view(at(now_ms));
-        let ratio = Coefficients::from(told.costs).prefill_ns(8000, 1000) as f64
-            / prior.prefill_ns(8000, 1000) as f64;
-        assert!((1.9..2.1).contains(&ratio), "{ratio}");
-        assert!(told.prefill.observations > 300 && told.busy_share > 0.9, "{told:?}");
-        costs.forget();
-        assert_eq!(costs.seen(at(now_ms), RankScope::Rank(None), 0).coefficients, prior);
-    }
-
-    #[test]
-    fn a_prompt_that_gives_up_its_place_leaves_those_before_it_as_far_as_they_are() {
-        let (mut costs, _) = costs();
-        let second = Duration::from_secs(1);
-        Arc::get_mut(&mut costs).unwrap().epoch -= second;
-        let (then, now) = (costs.epoch, costs.epoch + second);
-        // Takes 1195.6 ms by the prior, of which a second is over.
-        let _first = costs.begin(then, None, 12_000, 0, false);
-        drop(costs.begin(then, None, 12_000, 0, false));
-        assert_eq!(costs.seen(now, RankScope::Rank(None), 0).wait_ns / 1_000_000, 195);
-    }
-
-    #[test]
-    fn a_prompt_whose_end_is_not_observed_ends_at_its_predicted_time() {
-        let (costs, at) = costs();
-        let _both = [0, 0].map(|_| costs.begin(at(0), None, 12_000, 0, true));
-        let wait_ms = |ms| costs.seen(at(ms), RankScope::Rank(None), 0).wait_ns / 1_000_000;
-        assert_eq!((wait_ms(0), wait_ms(1195), wait_ms(2000), wait_ms(9000)), (2391, 1196, 391, 0));
-    }
-
-    #[test]
-    fn ranks_have_queues_of_their_own() {
-        let (costs, at) = costs();
-        let _first = costs.begin(at(0), Some(0), 12_000, 0, false);
-        let second = costs.begin(at(0), Some(1), 6_000, 0, false);
-        let wait_ms = |rank| costs.seen(at(0), RankScope::Rank(Some(rank)), 0).wait_ns / 1_000_000;
-        assert_eq!((wait_ms(0), wait_ms(1), wait_ms(2)), (1195, 561, 0));
-        second.done(at(600), None);
-        let first = costs.seen(at(700), RankScope::Rank(Some(0)), 0).wait_ns / 1_000_000;
-        assert_eq!(first, 495, "another rank's end says nothing of this one");
-        drop(_first);
-        let _any = [0, 0].map(|_| costs.begin(at(700), None, 12_000, 0, false));
-        let all_ns = costs.seen(at(700), RankScope::Rank(None), 0).wait_ns;
-        assert_eq!(costs.seen(at(700), RankScope::Any(2), 0).wait_ns, all_ns / 2);
-    }
-
-    #[test]
-    fn a_prompt_that_reads_takes_its_time_and_teaches_what_reading_takes() {
-        let (costs, at) = costs();
-        let wait_ms = |ms| costs.seen(at(ms), RankScope::Rank(None), 0).wait_ns as f64 / 1e6;
-        // 10 ms and 1,000 tokens after 5,000; to read 5,000 tokens takes 5 ms and 16.384 ms.
-        let prefill_ms = 10.0 + 85.0 + 1_000.0 * 5_500.0 * 2.3e-6;
-        let work = costs.begin(at(0), None, 1_000, 5_000, false).reading(5_000);
-        assert!((wait_ms(0) - prefill_ms - 21.384).abs() < 1e-3, "{}", wait_ms(0));
-        drop(work);
-        let mut now_ms = 1_000;
-        for _ in 0..50 {
-            let work = costs.begin(at(now_ms), None, 1_000, 5_000, false).reading(5_000);
-            now_ms += 208;
-            work.done(at(now_ms), Some(6_000 - 1_000));
-            // It had lost a part, which it computed.
-            let work = costs.begin(at(now_ms), None, 1_000, 5_000, false).reading(5_000);
-            now_ms += 900;
-            work.done(at(now_ms), Some(200));
-        }
-        let view = costs.view(at(now_ms));
-        assert_eq!((view.prefill.observations, view.read.observations), (0, 50));
-        let read_ms = costs.seen(at(now_ms), RankScope::Rank(None), 0).coefficients;
-        let read_ms = read_ms.read_seconds(5_000) * 1e3;
-        assert!((95.0..105.0).contains(&read_ms), "{read_ms}");
-    }
-
-    #[test]
-    fn failed_prompts_do_not_train_the_cost_model() {
-        let (costs, at) = costs();
-        drop(costs.begin(at(0), None, 1000, 0, false));
-        assert_eq!(costs.view(at(5000)).prefill.observations, 0);
-    }
-}
+mod tests;

@@ -39,6 +39,9 @@ pub(crate) fn whole(
 ) -> JsonObject {
     account.decision.decode_worked();
     let usage = reply.raw("usage").filter(|raw| *raw != "null");
+    if let Some(usage) = usage.and_then(|raw| EngineUsage::parse(account.dialect, raw).ok()) {
+        account.learn_whole(begun, sending.prompt.context.options.samples, usage);
+    }
     if let Some(told) = usage.map(|raw| account.settle(raw, None, true)) {
         reply.set("usage", told);
     }

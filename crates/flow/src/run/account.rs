@@ -20,6 +20,7 @@ use splitrail_ledger::timeline::LegSpan;
 use splitrail_policy::Leg;
 use splitrail_telemetry::Metrics;
 use splitrail_workload::Booking;
+use splitrail_workload::costs::WholeReply;
 use splitrail_workload::progress::Awaited;
 
 /// Usage of which nothing can be read, for a client.
@@ -35,6 +36,10 @@ pub(crate) struct Account {
     pub(crate) worker: Arc<Worker>,
     /// The dialect of the engine's reply.
     pub(crate) dialect: Dialect,
+    /// When the leg was sent.
+    sent: Instant,
+    /// Whether the prompt was handed over, so that the worker does not compute it.
+    handed_over: bool,
     /// The prompt's length by the router's tokenizer.
     pub(crate) prompt_tokens: Option<u32>,
     /// Whether the engine has reported its usage.
@@ -69,6 +74,8 @@ impl Account {
             booking,
             worker: Arc::clone(worker),
             dialect: context.endpoint.dialect(),
+            sent: now,
+            handed_over,
             prompt_tokens: unit.prompt_tokens,
             settled: false,
             message_start: None,
@@ -139,6 +146,26 @@ impl Account {
                 "router and engine disagree on the prompt's token count: is the tokenizer the \
                  engine's, and was the engine started with flags that change prompts?"
             );
+        }
+    }
+
+    /// Trains the cost model with a whole reply that began to arrive at `begun`, which is when the engine
+    /// had generated it. Without usage, the number of its steps is not known.
+    pub(crate) fn learn_whole(&mut self, begun: Instant, samples: u32, usage: EngineUsage) {
+        let (load, tokens) = (&self.worker.load, u64::from(usage.prompt_tokens));
+        let Some(generated) = usage.completion_tokens else { return };
+        let of_sample = u64::from(generated.div_ceil(samples.max(1)));
+        let reply = WholeReply {
+            cached_tokens: usage.cached_tokens.map(u64::from),
+            steps: of_sample.saturating_sub(1),
+            requests: load.booked.requests().into(),
+            context_tokens: load.booked.active_tokens(),
+        };
+        if self.handed_over {
+            let took = begun.saturating_duration_since(self.sent);
+            load.costs.learn_handed_over(begun, tokens, took, reply);
+        } else {
+            self.booking.whole_reply_done(begun, reply);
         }
     }
 
