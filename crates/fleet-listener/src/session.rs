@@ -19,6 +19,7 @@ use super::stream::ShimStream;
 use splitrail_fleet::indexing::{IndexPart, OVER_LIMIT};
 use splitrail_fleet::resync::ResyncRequests;
 use splitrail_fleet::shim_report::OtherLoad;
+use splitrail_fleet::worker::UnreadyCause;
 
 /// The session of one worker.
 pub(super) struct Session {
@@ -534,8 +535,12 @@ impl AttachedWorker {
             kv_used_ratio: ratio,
             total_blocks: load.kv_blocks,
             started_at_s: load.started_at_s,
+            tokens_total: load.tokens_total,
             ..EngineLoad::default()
         };
+        if let Some(asleep) = load.asleep {
+            worker.set_unready(UnreadyCause::Asleep, asleep);
+        }
         worker.set_load(now.checked_sub(age).unwrap_or(now), figures);
         if load.started_at_s.is_some_and(|started| worker.health.presence.reports_start(started)) {
             worker.record_restart();

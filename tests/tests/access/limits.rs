@@ -126,7 +126,9 @@ async fn the_most_output_that_any_engine_reads_from_a_request_is_reserved() {
         let [mut least, mut body] = [of(2 * place), of(2 * place + 1)];
         // The reservation of the prompt alone, by a request with the least output.
         for name in ["max_tokens", "max_completion_tokens", "max_output_tokens"] {
-            [&mut least, &mut body].map(|body| body.as_object_mut().unwrap().remove(name));
+            for body in [&mut least, &mut body] {
+                body.as_object_mut().unwrap().remove(name);
+            }
         }
         least[if *path == RESPONSES { "max_output_tokens" } else { "max_tokens" }] = json!(1);
         let mut before = reserved().await;

@@ -53,6 +53,8 @@ fn merge(polled: &EnginePoll, proxy_load: &impl ProxyLoad, now: Instant) -> Load
         kv_blocks: figures.total_blocks,
         step_us: polled.step_us,
         started_at_s: figures.started_at_s,
+        asleep: figures.is_asleep,
+        tokens_total: figures.tokens_total,
     }
 }
 

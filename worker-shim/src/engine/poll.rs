@@ -11,8 +11,11 @@ use super::client::{EngineClient, QueryError};
 use crate::telemetry::Metrics;
 use crate::ticks;
 
-/// Timeout of each request. An engine that takes longer counts as down.
+/// Timeout of each request.
 const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The number of late replies in a row after which an engine counts as down.
+const LATE_MAX: u32 = 3;
 
 /// The weight of a new step time is one divided by this number.
 const STEP_SMOOTHING: u64 = 4;
@@ -42,7 +45,7 @@ pub(super) async fn run(
 ) {
     let mut ticks = tokio::time::interval_at(ticks::next_after(Instant::now()), interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut logged_down = false;
+    let (mut logged_down, mut late) = (false, 0);
     loop {
         ticks.tick().await;
         let asked = Instant::now();
@@ -57,8 +60,13 @@ pub(super) async fn run(
                 } else if now.process != was.process {
                     tracing::warn!(process = now.process, "the engine has restarted");
                 }
-                logged_down = false;
+                (logged_down, late) = (false, 0);
                 now
+            }
+            // An engine may be late because it is busy.
+            Err(QueryError::Late(_)) if was.up && late + 1 < LATE_MAX => {
+                late += 1;
+                was
             }
             Err(error) => {
                 if !std::mem::replace(&mut logged_down, true) {
@@ -102,18 +110,14 @@ impl EnginePoll {
     }
 }
 
-/// Reads health and metrics. Returns `None` for a healthy engine without metrics.
+/// Reads health and metrics. Returns `None` for a healthy engine whose metrics cannot be read.
 async fn query(
     client: &EngineClient,
     engine: EngineKind,
 ) -> Result<Option<EngineLoad>, QueryError> {
     let paths = engine.paths();
     client.get(paths.liveness, TIMEOUT).await?;
-    match client.get(paths.metrics, TIMEOUT).await {
-        Ok(text) => Ok(Some(engine.load(&text))),
-        Err(QueryError::Status(_) | QueryError::Body) => Ok(None),
-        Err(error) => Err(error),
-    }
+    Ok(client.get(paths.metrics, TIMEOUT).await.ok().map(|text| engine.load(&text)))
 }
 
 #[cfg(test)]

@@ -241,6 +241,24 @@ async fn a_restart_of_an_engine_behind_a_shim_ends_what_its_process_kept() {
 }
 
 #[tokio::test]
+async fn an_engine_behind_a_shim_that_sleeps_is_unready() {
+    let router = router("").await;
+    let shim = attach(&router, hello("s0", URL)).await;
+    let own = worker(&router, "s0").expect("it is there");
+    for (asleep, state) in [(false, "serving"), (true, "unready"), (false, "serving")] {
+        let load = v1::Load { up: true, asleep: Some(asleep), ..v1::Load::default() };
+        shim.say(Message::Load(load)).await;
+        eventually("the state is known", async || own.state().name() == state).await;
+    }
+    let signs = own.health.progress.signs();
+    for tokens_total in [5, 9] {
+        let load = v1::Load { up: true, tokens_total: Some(tokens_total), ..v1::Load::default() };
+        shim.say(Message::Load(load)).await;
+    }
+    eventually("its work is seen", async || own.health.progress.signs() > signs).await;
+}
+
+#[tokio::test]
 async fn a_shim_that_leaves_while_its_worker_is_replaced_drains_the_new_one() {
     let router = router("").await;
     let shim = attach(&router, hello("s0", URL)).await;
