@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use bytes::Bytes;
 use splitrail_kv::{BlockHash, Chain, Namespace};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use splitrail_access::Tenant;
 use splitrail_api::error::{Error, ErrorKind};
@@ -24,10 +23,13 @@ use splitrail_prompt::Extent;
 use splitrail_prompt::watch::{self, Watch};
 use splitrail_telemetry::Metrics;
 
+mod cores;
 mod engine_tokens;
 mod ids;
 mod short;
 mod tokens;
+
+use cores::Cores;
 
 use engine_tokens::{EngineTokens, Question};
 pub use short::{indentation_bytes, is_harmless};
@@ -208,12 +210,8 @@ pub struct Preparer {
     pub(crate) cluster: Arc<Cluster>,
     /// The budget for the memory of all requests, `limits.request_memory_max`.
     memory: Arc<MemoryBudget>,
-    /// The number of cores.
-    cores: usize,
-    /// One permit per core for parsing and tokenising off the reactor.
-    permits: Arc<Semaphore>,
-    /// The permits that long bodies may hold: half of all, so that short bodies can overtake them.
-    long_permits: Arc<Semaphore>,
+    /// The permits for work off the reactor.
+    cores: Cores,
     /// What is kept of models whose engines are asked for tokens.
     engine_tokens: EngineTokens,
 }
@@ -221,15 +219,8 @@ pub struct Preparer {
 impl Preparer {
     /// A preparer for the models of a cluster.
     pub fn new(cluster: Arc<Cluster>, memory: Arc<MemoryBudget>) -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Self {
-            cluster,
-            memory,
-            cores,
-            permits: Arc::new(Semaphore::new(cores)),
-            long_permits: Arc::new(Semaphore::new((cores / 2).max(1))),
-            engine_tokens: EngineTokens::default(),
-        }
+        let cores = Cores::new(std::thread::available_parallelism().map_or(1, usize::from));
+        Self { cluster, memory, cores, engine_tokens: EngineTokens::default() }
     }
 
     /// The budget for the memory of all requests, and its bound in bytes.
@@ -239,17 +230,17 @@ impl Preparer {
 
     /// The number of permits that are free for long bodies.
     pub fn free_long_permits(&self) -> usize {
-        self.long_permits.available_permits()
+        self.cores.free_long_permits()
     }
 
     /// Whether more than half of the cores are free for work off the reactor: work that can wait does
     /// not make requests wait.
     pub(crate) fn has_spare_core(&self) -> bool {
-        self.permits.available_permits() > self.cores / 2
+        self.cores.has_spare()
     }
 
-    /// Runs work whose time grows with `bytes` of a request or a reply: at once if they are few, and
-    /// otherwise off the reactor.
+    /// Runs work whose time grows with `bytes` of a reply: at once if they are few, and otherwise off
+    /// the reactor.
     ///
     /// # Errors
     /// If the router is stopping or the work panics.
@@ -258,11 +249,7 @@ impl Preparer {
         bytes: usize,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Error> {
-        match bytes < LONG_BYTES {
-            true => Ok(work()),
-            // Boxed so that requests with short replies do not grow.
-            false => Box::pin(self.run_off_reactor(bytes, work)).await,
-        }
+        self.cores.run_sized(bytes, work).await
     }
 
     /// Runs work whose time grows with `bytes` of a request on the blocking pool, once a permit for
@@ -275,19 +262,7 @@ impl Preparer {
         bytes: usize,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Error> {
-        // The permits move into the work: when a client leaves, the core is still busy with its
-        // request.
-        let long = match bytes > LONG_BYTES {
-            true => Some(acquire(&self.long_permits).await?),
-            false => None,
-        };
-        let permits = (acquire(&self.permits).await?, long);
-        let with_permits = move || {
-            let _permits = permits;
-            work()
-        };
-        let defect = |_| Error::new(ErrorKind::Internal, "a request could not be prepared");
-        tokio::task::spawn_blocking(with_permits).await.map_err(defect)
+        self.cores.run_off_reactor(bytes, work).await
     }
 }
 
@@ -352,11 +327,6 @@ impl Drop for WaitingClient {
     fn drop(&mut self) {
         self.is_over.store(true, Relaxed);
     }
-}
-
-async fn acquire(semaphore: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Error> {
-    let permit = Arc::clone(semaphore).acquire_owned().await;
-    permit.map_err(|_| Error::new(ErrorKind::Internal, "the router is stopping"))
 }
 
 fn compute(
