@@ -77,10 +77,8 @@ impl Line {
     /// The sum of a figure over the prompts for which it is known, where the request has none of its
     /// own because another prompt's is unknown.
     fn known(&self, figure: impl Fn(&Prompt) -> Option<u64>) -> u64 {
-        match self.outcome.as_str() {
-            "ok" | "cancelled" => self.prompts.iter().filter_map(figure).sum(),
-            _ => 0,
-        }
+        // Requests that failed have none.
+        self.prompts.iter().filter_map(figure).sum()
     }
 
     /// Whether not all tokens that the request has used are known. If its client left, those that had
@@ -90,8 +88,7 @@ impl Line {
         let lacks = self.prompt_tokens.is_none() || self.completion_tokens.is_none();
         let counts = match self.outcome.as_str() {
             "ok" => computes,
-            "cancelled" => self.completion_tokens.is_some(),
-            _ => false,
+            _ => self.completion_tokens.is_some(),
         };
         counts && lacks
     }

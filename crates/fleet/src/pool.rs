@@ -259,6 +259,18 @@ impl Pool {
         keys.map(|key| overlaps.get(key).blocks).max().unwrap_or(0)
     }
 
+    /// The number of leading blocks of a prompt that the index has of a worker, on the rank that has
+    /// most of them; 0 if the worker's events are not trusted.
+    pub fn overlap_blocks_of(&self, worker: &Worker, hashes: &[BlockHash]) -> u32 {
+        if hashes.is_empty() || !worker.overlap_is_believed(None) {
+            return 0;
+        }
+        let mut overlaps = Overlaps::new();
+        self.reader.find(hashes, &mut overlaps);
+        let ranks = (0..worker.ranks.count()).map(|rank| rank_key(worker.index, rank));
+        ranks.map(|key| overlaps.get(key).blocks).max().unwrap_or(0)
+    }
+
     /// Number of distinct blocks that the index has of a worker in each tier, summed over its
     /// ranks.
     pub fn block_counts(&self, worker: &Worker) -> [usize; Tier::COUNT] {

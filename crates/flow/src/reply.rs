@@ -5,3 +5,4 @@ pub(crate) mod event_reader;
 pub mod keep_alive;
 pub(crate) mod migrate;
 pub mod relay;
+mod text_tokens;

@@ -5,6 +5,7 @@
 
 pub(crate) mod account;
 mod auxiliary;
+mod beginning;
 pub mod boxed;
 pub(crate) mod decode_try;
 pub(crate) mod first;

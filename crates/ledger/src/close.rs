@@ -11,8 +11,8 @@ use super::record::{LabelledTenant, RequestFacts, RequestRecord};
 use splitrail_telemetry::{LabelledSeries, Metrics, ModelSeries};
 
 /// Closes the entries of a request. Legs count as served if the request ended with `ok`, or if its
-/// client left after engines had begun them. Otherwise they count as wasted, because their results
-/// reached no client. Returns the tokens of the request.
+/// client left, the router stopped, or the reply was cut off after engines had begun them. Otherwise
+/// they count as wasted, because their results reached no client. Returns the tokens of the request.
 pub fn close(
     metrics: &Metrics,
     series: &ModelSeries,
@@ -26,6 +26,9 @@ pub fn close(
     let recorded = ledger.is_open();
     let mut entries: Vec<Entry> = Vec::new();
     let mut used = UsedTokens::of(ended.outcome);
+    if decisions.iter().any(DecisionHandle::is_cut) {
+        decisions.iter().for_each(DecisionHandle::cut);
+    }
     for decision in decisions {
         decision.close_entry(ended.outcome, |entry| {
             let of_prompt = entry.cached();
@@ -58,8 +61,9 @@ pub fn close(
     used
 }
 
-/// The tokens of a finished request, as the ledger file has them. If the client left, they are those
-/// of the prompts that engines had begun. Requests that ended with an error have none.
+/// The tokens of a finished request, as the ledger file has them. If the client left, the router
+/// stopped, or the reply was cut off, they are those of the prompts that engines had begun. Requests
+/// that ended with another error have none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UsedTokens {
     /// Prompt tokens, with each prompt counted once.

@@ -49,8 +49,9 @@ impl DiscardedLeg {
 /// The reason of legs that were still open when another attempt replaced them.
 const SUPERSEDED: &str = "superseded";
 
-/// The outcome of a request whose client left.
-const CANCELLED: &str = "cancelled";
+/// The outcomes of requests that end before their replies do, and not by the fault of an engine: the
+/// client left, or the router stops.
+const LEFT: [&str; 2] = ["cancelled", "router_stopping"];
 
 /// One prompt's entry: the legs of the present attempt, or of the attempt that has answered, and
 /// the legs of discarded attempts. The number of attempts is limited by the model's retries.
@@ -68,9 +69,11 @@ pub struct Entry {
     completion_tokens: Option<u32>,
     /// Generated tokens that have arrived so far.
     received_tokens: u32,
-    /// Whether the router has counted `completion_tokens`, because the client left before the engine
+    /// Whether the router has counted `completion_tokens`, because the reply ended before the engine
     /// reported them.
     counted_by_router: bool,
+    /// Whether the reply was cut off although its engine went on.
+    is_cut: bool,
     client_usage: Option<ReportedUsage>,
     /// Whether the entry is for a further sample of a prompt that has an entry already. It has legs
     /// of its own, but its prompt is not counted again.
@@ -113,6 +116,13 @@ impl Entry {
         LegFacts { before: first.map(LegFacts::cache_before), ..leg }
     }
 
+    /// Records that the prefill engine has begun to compute the prompt.
+    pub(crate) fn prefill_begun(&mut self) {
+        if let Some(leg) = self.prefill.as_mut().filter(|_| !self.closed) {
+            leg.begun = true;
+        }
+    }
+
     /// Records that the prefill engine has computed the prompt.
     pub(crate) fn prefill_worked(&mut self) {
         if let Some(leg) = self.prefill.as_mut().filter(|_| !self.closed) {
@@ -146,7 +156,7 @@ impl Entry {
         }
     }
 
-    /// Records that the head of a stream has arrived.
+    /// Records that the engine has begun: the head of a stream has arrived, or its events say so.
     pub(crate) fn decode_begun(&mut self) {
         if let Some(leg) = self.decode.as_mut().filter(|_| !self.closed) {
             leg.begun = true;
@@ -269,14 +279,25 @@ impl Entry {
         self.received_tokens = 0;
     }
 
+    /// Records that the reply was cut off although its engine went on: what has arrived counts.
+    pub(crate) fn cut(&mut self) {
+        self.is_cut = true;
+    }
+
+    /// Whether the reply was cut off.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.is_cut
+    }
+
     /// Closes the entry with the outcome of its request. If the client left after an engine had
-    /// begun, the legs that have begun count, with the tokens that have arrived. Of other requests
-    /// that did not end with `ok`, all legs are discarded.
+    /// begun, or its reply was cut off, the legs that have begun count, with the tokens that have
+    /// arrived. Of other requests that did not end with `ok`, all legs are discarded.
     pub(crate) fn close(&mut self, outcome: &'static str) {
+        let has_left = self.has_left(outcome);
         let mut legs = self.prefill.iter().chain(self.first_answering());
         match outcome {
             "ok" => {}
-            CANCELLED if legs.any(LegFacts::has_begun) => {
+            _ if has_left && legs.any(LegFacts::has_begun) => {
                 if self.decode.as_ref().is_some_and(|leg| !leg.has_begun()) {
                     self.discard_decode(outcome);
                 }
@@ -288,9 +309,14 @@ impl Entry {
         self.closed = true;
     }
 
+    /// Whether the request has ended before its reply, and not by the fault of an engine.
+    fn has_left(&self, outcome: &str) -> bool {
+        self.is_cut || LEFT.contains(&outcome)
+    }
+
     /// Whether the tokens of the entry, which is closed, count in a request with this outcome.
     pub(crate) fn counts(&self, outcome: &str) -> bool {
-        outcome == "ok" || (outcome == CANCELLED && self.legs().next().is_some())
+        outcome == "ok" || (self.has_left(outcome) && self.legs().next().is_some())
     }
 
     fn put_aside(
@@ -360,7 +386,7 @@ impl Entry {
         Some(CachedTokens { tokens: tokens.min(prompt_tokens), source: figures.source })
     }
 
-    /// Generated tokens, if the engine reported them. If the client left before, those that had
+    /// Generated tokens, if the engine reported them. If the reply ended before, those that had
     /// arrived.
     pub fn completion_tokens(&self) -> Option<u32> {
         self.completion_tokens

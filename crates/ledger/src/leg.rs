@@ -216,7 +216,7 @@ pub struct LegFacts {
     /// holds them (one shot); only prefill legs that read nothing back.
     pub fetch_offer: Option<u32>,
     /// Whether the engine is known to have begun, because the head of its stream or its reply has
-    /// arrived.
+    /// arrived, or its KV events say so.
     pub begun: bool,
     /// Whether the engine is known to have the KV of the whole prompt, because its reply or first
     /// output has arrived.

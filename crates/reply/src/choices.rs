@@ -78,6 +78,8 @@ pub fn each<'a, C: Deserialize<'a>>(raw: &'a str, visit: impl FnMut(C)) -> Optio
 pub struct ReadChoices {
     /// The number of tokens: their token ids, or one for each choice with output.
     pub tokens: u32,
+    /// Whether a choice has output and does not name its token ids.
+    pub lacks_ids: bool,
     /// The indices of the choices that end.
     pub ended: Vec<u64>,
     /// Why the engine gave a choice up, if it did.
@@ -114,6 +116,7 @@ impl ReadChoices {
 
     fn add(&mut self, choice: &ChunkChoice<'_>) {
         self.tokens += choice.tokens();
+        self.lacks_ids |= !choice.names_ids() && choice.has_output();
         let Some(reason) = choice.finish_reason.filter(|raw| is_something(raw.get())) else {
             return;
         };
@@ -141,6 +144,10 @@ struct ChunkChoice<'a> {
 impl ChunkChoice<'_> {
     fn index(&self) -> u64 {
         self.index.and_then(|index| index.get().parse().ok()).unwrap_or(0)
+    }
+
+    fn names_ids(&self) -> bool {
+        self.token_ids.is_some_and(|raw| raw.get() != "null")
     }
 
     fn tokens(&self) -> u32 {

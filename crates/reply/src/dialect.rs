@@ -24,6 +24,8 @@ pub struct Chunk<'a> {
     pub only_opens: bool,
     /// The number of generated tokens; 1 for an event with output that does not name them.
     pub tokens: u32,
+    /// Whether the event names the ids of all of its tokens.
+    pub has_ids: bool,
     /// The indices of the choices that end with this event.
     pub ended: Vec<u64>,
     /// Whether no event follows, apart from `[DONE]`.
@@ -121,10 +123,10 @@ impl<'a> Chunk<'a> {
                 let usage = usage.map(|raw| Usage { raw, is_final: true });
                 let has_hand_off = event.hand_off.is_some();
                 let read = event.choices.map(ReadChoices::read).unwrap_or_default();
-                let ReadChoices { tokens, ended, failure } = read;
+                let ReadChoices { tokens, lacks_ids, ended, failure } = read;
                 let failure = event.failure().or(failure);
                 let chunk = Self { failure, usage, running_total, ended, ..Self::default() };
-                Self { tokens, has_hand_off, ..chunk }
+                Self { tokens, has_ids: !lacks_ids, has_hand_off, ..chunk }
             }
             Dialect::Responses => Self::of_response(&event),
             Dialect::Messages => Self::of_message(&event),

@@ -26,10 +26,17 @@ impl EventTemplate {
     /// Whether an event equals the last one except for a text without escapes. The result of
     /// parsing the last event then applies to this event too.
     pub fn covers(&self, event: &[u8]) -> bool {
-        let Some((from, to)) = self.text else { return !event.is_empty() && *event == self.event };
-        let (before, behind) = (&self.event[..from], &self.event[to..]);
-        let rest = event.strip_prefix(before);
-        rest.and_then(|rest| rest.strip_suffix(behind)).is_some_and(is_plain)
+        match self.text {
+            Some(_) => self.text_of(event).is_some(),
+            None => !event.is_empty() && *event == self.event,
+        }
+    }
+
+    /// The text of an event that [differs](Self::covers) from the last one in its text alone.
+    pub fn text_of<'e>(&self, event: &'e [u8]) -> Option<&'e str> {
+        let (from, to) = self.text?;
+        let rest = event.strip_prefix(&self.event[..from])?;
+        plain(rest.strip_suffix(&self.event[to..])?)
     }
 
     /// Remembers a parsed event that has neither an error nor usage nor the end of a choice, and its
@@ -50,10 +57,10 @@ impl EventTemplate {
     }
 }
 
-/// Whether these bytes can be part of a JSON string without escapes.
-fn is_plain(text: &[u8]) -> bool {
-    text.iter().all(|byte| *byte >= b' ' && !matches!(byte, b'"' | b'\\'))
-        && std::str::from_utf8(text).is_ok()
+/// These bytes as a text, if they can be part of a JSON string without escapes.
+fn plain(text: &[u8]) -> Option<&str> {
+    let has_escapes = text.iter().any(|byte| *byte < b' ' || matches!(byte, b'"' | b'\\'));
+    std::str::from_utf8(text).ok().filter(|_| !has_escapes)
 }
 
 #[cfg(test)]

@@ -6,3 +6,4 @@ pub mod dialect;
 pub mod event_template;
 pub mod merge;
 pub mod openai_chunk;
+pub mod output_text;

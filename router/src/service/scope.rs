@@ -566,6 +566,8 @@ impl Stream for ScopedEvents {
                 return Poll::Ready(Some(Ok(event)));
             }
             Some(Err(error)) => {
+                // What the legs do at their end belongs to the request.
+                this.events = Box::pin(futures_util::stream::empty());
                 scope.fail(&error);
                 Some(Err(scope.for_client(error)))
             }

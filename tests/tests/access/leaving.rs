@@ -1,6 +1,8 @@
 //! What a client has used that leaves before the end of its reply: the prompt that an engine has begun,
 //! and the tokens that have arrived. Quota, ledger and metrics say the same.
 
+mod random;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -14,7 +16,9 @@ use splitrail_tests::accounting::ledger_lines;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::dialect::{self, MESSAGES, RESPONSES};
 use splitrail_tests::grpc::{grpc_client, text_request};
-use splitrail_tests::scripted_server::{STREAM_HEAD, ScriptedReply, ScriptedServer};
+use splitrail_tests::scripted_server::{
+    ReceivedRequest, STREAM_HEAD, ScriptedReply, ScriptedServer,
+};
 use splitrail_tests::tenants::{Keys, bearer, start};
 use splitrail_tests::trial::{
     CHAT, COMPLETIONS, GENERATE, chat, completion, generate, prompt, streamed, token_ids,
@@ -27,7 +31,7 @@ const LIMIT: u64 = 100_000;
 /// The events with output that an engine sends before it falls silent.
 const EVENTS: usize = 7;
 
-/// What each event with output has.
+/// What each event with output has. The tokenizer has a token for each byte.
 const MARK: &str = "zz";
 
 fn event(data: &Value) -> String {
@@ -64,7 +68,7 @@ fn events(path: &str) -> (String, u64) {
         _ => Vec::new(),
     };
     let all = opening.into_iter().chain((0..EVENTS).map(output));
-    (all.map(|data| event(&data)).collect(), if path == GENERATE { 3 } else { 1 })
+    (all.map(|data| event(&data)).collect(), if path == GENERATE { 3 } else { MARK.len() as u64 })
 }
 
 /// Bytes, and then nothing.
@@ -79,6 +83,9 @@ fn begun(path: &str) -> ScriptedReply {
 
 type Script = Arc<dyn Fn(&str) -> ScriptedReply + Send + Sync>;
 
+/// The same by the whole request.
+type RequestScript = Arc<dyn Fn(&ReceivedRequest) -> ScriptedReply + Send + Sync>;
+
 /// A router with a tenant and a ledger file in front of engines that all answer by a script, which
 /// takes the path of a request.
 struct Stand {
@@ -91,13 +98,18 @@ struct Stand {
 impl Stand {
     /// `prefill` says whether an engine computes the prompts for the others.
     async fn start(prefill: bool, engines: usize, script: Script) -> Self {
+        Self::serving(prefill, engines, Arc::new(move |heard| script(&heard.target)), "").await
+    }
+
+    /// The same with further lines of the model.
+    async fn serving(prefill: bool, engines: usize, script: RequestScript, model: &str) -> Self {
         let mut keys = Keys::empty();
         let key = keys.tenant("acme");
         let (mut servers, mut extra_workers) = (Vec::new(), Vec::new());
         for number in 0..engines {
             let script = Arc::clone(&script);
             let server = ScriptedServer::start(move |heard| match heard.is_inference() {
-                true => script(&heard.target),
+                true => script(heard),
                 false => ScriptedReply::json(200, r#"{"data":[{"id":"sim"}]}"#),
             })
             .await;
@@ -113,6 +125,7 @@ impl Stand {
         let spec = Spec {
             policy: "{ kind: round_robin }",
             top: "ledger: { path: ledger.jsonl }".into(),
+            model: model.into(),
             extra_workers,
             ..spec
         };
@@ -226,25 +239,29 @@ impl Stand {
     }
 }
 
-/// A request to each endpoint that streams.
+/// A request to each endpoint that streams, for more tokens than the engines of the scripts send.
 fn requests() -> [(&'static str, Value); 5] {
     let text = prompt(30, "leave");
+    let mut generate = generate(&token_ids(50, 1));
+    generate["sampling_params"]["max_tokens"] = 100.into();
     [
-        (CHAT, chat(&text)),
-        (COMPLETIONS, completion(&text)),
-        (GENERATE, generate(&token_ids(50, 1))),
-        (RESPONSES, dialect::request(RESPONSES, &text, 12)),
-        (MESSAGES, dialect::request(MESSAGES, &text, 12)),
+        (CHAT, for_more(chat(&text))),
+        (COMPLETIONS, for_more(completion(&text))),
+        (GENERATE, generate),
+        (RESPONSES, dialect::request(RESPONSES, &text, 100)),
+        (MESSAGES, dialect::request(MESSAGES, &text, 100)),
     ]
+}
+
+fn for_more(mut body: Value) -> Value {
+    body["max_tokens"] = 100.into();
+    body
 }
 
 #[tokio::test]
 async fn a_client_that_leaves_a_stream_pays_for_its_prompt_and_what_has_arrived() {
-    for (path, mut body) in requests() {
+    for (path, body) in requests() {
         for (prefill, is_http2) in [(false, false), (false, true), (true, false), (true, true)] {
-            if path == GENERATE {
-                body["sampling_params"]["max_tokens"] = 100.into();
-            }
             let stand = Stand::of_silent_streams(prefill).await;
             stand.leave_after(is_http2, path, &body, EVENTS).await;
             stand.is_charged(EVENTS as u64 * events(path).1).await;
@@ -266,7 +283,7 @@ async fn a_call_that_is_cancelled_pays_for_its_prompt_and_what_has_arrived() {
             stream.message().await.unwrap().expect("the stream goes on");
         }
         drop(stream);
-        stand.is_charged(EVENTS as u64).await;
+        stand.is_charged((EVENTS * MARK.len()) as u64).await;
     }
 }
 
@@ -280,13 +297,78 @@ async fn a_batch_and_several_samples_that_are_left_are_charged_with_all_of_their
             let of_second = if samples == 2 { &of_second } else { "" };
             silent_after(&[STREAM_HEAD, of_first.as_bytes(), of_second.as_bytes()].concat())
         };
-        let mut batch = completion("");
+        let mut batch = for_more(completion(""));
         batch["prompt"] = json!([prompt(30, "one"), prompt(40, "two"), prompt(50, "three")]);
         batch["n"] = samples.into();
         let stand = Stand::start(prefill, 1, Arc::new(script)).await;
         stand.leave_after(false, COMPLETIONS, &batch, 3 * samples * EVENTS).await;
-        stand.is_charged((3 * samples * EVENTS) as u64).await;
+        stand.is_charged((3 * samples * EVENTS * MARK.len()) as u64).await;
     }
+}
+
+/// A client gains nothing by reading less than has arrived, or by leaving before the last event.
+#[tokio::test]
+async fn what_has_arrived_is_charged_whether_or_not_the_client_has_read_it() {
+    for (path, body) in requests() {
+        let stand = Stand::of_silent_streams(false).await;
+        stand.leave_after(false, path, &body, 1).await;
+        stand.is_charged(EVENTS as u64 * events(path).1).await;
+    }
+}
+
+#[tokio::test]
+async fn what_has_arrived_of_a_reply_is_charged_if_the_router_stops() {
+    let stand = Stand::of_silent_streams(false).await;
+    let body = streamed(&for_more(completion(&prompt(30, "stop"))));
+    let authorization = bearer(&stand.key);
+    let headers = [("authorization", authorization.as_str())];
+    let mut stream = stand.cluster.http.stream_with(COMPLETIONS, &headers, &body).await;
+    for _ in 0..EVENTS {
+        stream.next().await.expect("the stream goes on");
+    }
+    stand.cluster.running.core().abort.cancel();
+    assert!(stream.rest().await.last().unwrap().contains("router_stopping"));
+    let path = stand.cluster.files.path().join("ledger.jsonl");
+    eventually("the line is written", async || !ledger_lines(&path).is_empty()).await;
+    let line = &ledger_lines(&path)[0];
+    let generated = EVENTS * MARK.len();
+    assert_eq!(
+        (&line["outcome"], &line["completion_tokens"]),
+        (&json!("router_stopping"), &json!(generated))
+    );
+    let spent = line["prompt_tokens"].as_u64().unwrap() + generated as u64;
+    assert_eq!(stand.remaining().await, LIMIT - spent);
+}
+
+/// A reply that is not streamed has no head before its end: the engine's KV events tell.
+#[tokio::test]
+async fn a_prompt_of_which_an_engine_stores_blocks_is_charged_before_its_reply_begins() {
+    let mut keys = Keys::empty();
+    let key = keys.tenant("acme");
+    let spec = Spec {
+        engine: |_, config| config.decode_us_per_step = 1_000_000,
+        top: "ledger: { path: ledger.jsonl }".into(),
+        ..Spec::aggregated(1)
+    };
+    let tenants =
+        format!("tenants: [ {{ name: acme, limits: {{ tokens_per_minute: {LIMIT} }} }} ]");
+    let cluster = start(&keys, &tenants, spec).await;
+    let authorization = bearer(&key);
+    let headers = [("authorization", authorization.as_str())];
+    let mut body = completion(&prompt(100, "whole"));
+    body["max_tokens"] = 1000.into();
+    let asks = cluster.http.post_with(COMPLETIONS, &headers, body.to_string());
+    tokio::select! {
+        _ = asks => panic!("a reply"),
+        () = eventually("its blocks are known", async || {
+            cluster.metric("splitrail_index_blocks", &[]).await > 0.0
+        }) => {}
+    }
+    let path = cluster.files.path().join("ledger.jsonl");
+    eventually("the line is written", async || !ledger_lines(&path).is_empty()).await;
+    let line = &ledger_lines(&path)[0];
+    assert_eq!((&line["outcome"], &line["completion_tokens"]), (&json!("cancelled"), &json!(0)));
+    assert!(line["prompt_tokens"].as_u64().unwrap() >= 100, "{line}");
 }
 
 #[tokio::test]
@@ -311,9 +393,11 @@ async fn an_attempt_that_failed_is_not_charged_beside_the_one_that_was_left() {
         _ => begun(path),
     };
     let stand = Stand::start(false, 2, Arc::new(script)).await;
-    stand.leave_after(false, COMPLETIONS, &completion(&prompt(30, "again")), EVENTS).await;
+    stand
+        .leave_after(false, COMPLETIONS, &for_more(completion(&prompt(30, "again"))), EVENTS)
+        .await;
     assert_eq!(stand.asked(), 2);
-    stand.is_charged(EVENTS as u64).await;
+    stand.is_charged((EVENTS * MARK.len()) as u64).await;
 }
 
 #[tokio::test]
@@ -347,7 +431,7 @@ async fn the_running_total_of_an_engine_counts_before_what_the_router_has_counte
 #[tokio::test]
 async fn a_prompt_of_unknown_length_is_charged_with_what_was_reserved_for_it() {
     let image = json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}});
-    let mut body = chat("");
+    let mut body = for_more(chat(""));
     body["messages"] = json!([{"role": "user", "content": [image]}]);
     let stand = Stand::of_silent_streams(false).await;
     stand.leave_after(false, CHAT, &body, EVENTS).await;
@@ -355,9 +439,10 @@ async fn a_prompt_of_unknown_length_is_charged_with_what_was_reserved_for_it() {
     eventually("the line is written", async || !ledger_lines(&path).is_empty()).await;
     let line = &ledger_lines(&path)[0];
     let (prompt, completion) = (&line["prompt_tokens"], &line["completion_tokens"]);
-    assert_eq!((prompt, completion), (&Value::Null, &json!(EVENTS)), "{line}");
+    let generated = EVENTS * MARK.len();
+    assert_eq!((prompt, completion), (&Value::Null, &json!(generated)), "{line}");
     let reserved = stand.cluster.metric("splitrail_tenant_reserved_tokens_total", &[]).await as u64;
     let max_tokens = body["max_tokens"].as_u64().unwrap();
     assert!(reserved > max_tokens, "the prompt was estimated");
-    assert_eq!(stand.remaining().await, LIMIT - (reserved - max_tokens + EVENTS as u64));
+    assert_eq!(stand.remaining().await, LIMIT - (reserved - max_tokens + generated as u64));
 }

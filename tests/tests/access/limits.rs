@@ -118,10 +118,14 @@ async fn the_most_output_that_any_engine_reads_from_a_request_is_reserved() {
     for (place, (path, members, output)) in cases.iter().enumerate() {
         // No two of them have a block in common.
         let text = |number: usize| format!("{number:08}");
-        let of = |number: usize| match *path {
-            CHAT => chat(&text(number)),
-            COMPLETIONS => completion(&text(number)),
-            path => dialect::request(path, &text(number), 1),
+        let of = |number: usize| {
+            let mut body = match *path {
+                CHAT => chat(&text(number)),
+                COMPLETIONS => completion(&text(number)),
+                path => dialect::request(path, &text(number), 1),
+            };
+            body["cache_salt"] = json!(text(number));
+            body
         };
         let [mut least, mut body] = [of(2 * place), of(2 * place + 1)];
         // The reservation of the prompt alone, by a request with the least output.

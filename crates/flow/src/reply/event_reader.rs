@@ -206,6 +206,23 @@ impl EventReader {
         Ok(None)
     }
 
+    /// The next event of what has arrived already; `None` if there is none, or it is for another
+    /// request.
+    pub(crate) fn arrived(&mut self) -> Option<Bytes> {
+        while !self.done {
+            match self.splitter.next_piece() {
+                Ok(Some(Piece::Data(event))) => {
+                    let is_own = self.prove(&event).is_ok();
+                    self.done = !is_own;
+                    return Some(event).filter(|_| is_own);
+                }
+                Ok(Some(Piece::Comment(_))) => {}
+                Ok(Some(Piece::Done) | None) | Err(_) => self.done = true,
+            }
+        }
+        None
+    }
+
     /// The error for a stream whose worker is out of service.
     fn lost(&self) -> Error {
         let why = self.worker.health.lifecycle.since().why;

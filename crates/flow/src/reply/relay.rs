@@ -15,6 +15,7 @@ use crate::prepare::Preparer;
 use crate::reply::detail::Detail;
 use crate::reply::event_reader::{EventReader, NextRead};
 use crate::reply::migrate::Migration;
+use crate::reply::text_tokens::TextTokens;
 use crate::run::account::Account;
 use crate::run::read_back;
 use crate::run::reply_leg::ReplyLeg;
@@ -27,6 +28,7 @@ use splitrail_reply::dialect::{self, Chunk, data_of};
 use splitrail_reply::event_template::EventTemplate;
 use splitrail_reply::merge::{Events, Place};
 use splitrail_reply::openai_chunk::OpenAiChunk;
+use splitrail_reply::output_text::each_text;
 use splitrail_transfer::pinned::release_pinned;
 use splitrail_workload::progress::Awaited;
 
@@ -120,8 +122,12 @@ pub struct UnitStream {
     observes_pace: bool,
     /// Recognises events that need not be parsed.
     template: EventTemplate,
+    /// Counts tokens that the engine does not name.
+    text_tokens: TextTokens,
     /// The place of the stream in that of its batch.
     place: Option<Place>,
+    /// Whether the reply has ended, or is lost.
+    is_over: bool,
 }
 
 /// The event for the client, `None` if there is none for it, or what is wrong with the engine's
@@ -157,6 +163,9 @@ impl UnitStream {
         reader: EventReader,
         held: VecDeque<Bytes>,
     ) -> Self {
+        let options = &prompt.context.options;
+        let of_sample = options.output.upper_bound_tokens.map(u64::from);
+        let most = of_sample.map_or(u64::MAX, |tokens| tokens * u64::from(options.samples));
         Self {
             account,
             preparer: Arc::clone(&prompt.context.preparer),
@@ -173,7 +182,9 @@ impl UnitStream {
             pace: Pace::begin(Instant::now()),
             observes_pace: prompt.context.options.samples == 1,
             template: EventTemplate::default(),
+            text_tokens: TextTokens::new(prompt.context.served.prompt.clone(), most),
             place: None,
+            is_over: false,
         }
     }
 
@@ -204,6 +215,7 @@ impl UnitStream {
                         Some(event) => event,
                         None => {
                             self.learn_step();
+                            self.is_over = true;
                             self.account.finish();
                             self.reader.give_back(&self.account.served.client);
                             return None;
@@ -281,6 +293,7 @@ impl UnitStream {
         (self.account.worker, self.account.booking) = (resumed.worker, resumed.booking);
         (self.reader, self.held) = (resumed.reader, resumed.held);
         self.last_total = None;
+        self.text_tokens.restart();
         self.migration = Some(migration);
         Ok(())
     }
@@ -290,11 +303,16 @@ impl UnitStream {
     fn lost(&mut self, error: &Error) -> Error {
         let message = format!("the reply broke off: {}", error.message());
         let is_of_engine = error.fault() == Fault::Engine;
+        if !is_of_engine {
+            self.count_arrived();
+        }
+        self.is_over = true;
         let kind = if is_of_engine { ErrorKind::DecodeLost } else { error.kind() };
         let lost = Error::new(kind, message);
         match is_of_engine {
             true => self.account.decision.reply_lost(lost.outcome()),
-            false => self.account.decision.given_up(lost.outcome()),
+            // What has arrived was generated for the client.
+            false => self.account.decision.reply_cut(lost.outcome()),
         }
         lost
     }
@@ -316,8 +334,10 @@ impl UnitStream {
         }
         let is_plain = chunk.usage.is_none() && chunk.running_total.is_none();
         let ends = chunk.failure.is_some() || !chunk.ended.is_empty();
-        // An event without tokens could cover events with some.
-        if !ends && is_plain && !chunk.has_hand_off && chunk.tokens > 0 {
+        // An event without tokens could cover events with some. Events that name their tokens differ
+        // in more than their text.
+        let is_plain = is_plain && !chunk.has_hand_off && !chunk.has_ids;
+        if !ends && is_plain && chunk.tokens > 0 {
             self.template.learn(data, chunk.tokens);
         }
         Some(chunk)
@@ -374,6 +394,34 @@ impl UnitStream {
         Ok(rest.to_bytes())
     }
 
+    /// Notes the text of an event whose engine does not name the tokens.
+    fn note_text(&mut self, dialect: Dialect, data: &[u8], chunk: &Chunk<'_>, is_total: bool) {
+        if is_total {
+            // The engine's total has all of them.
+            self.text_tokens.restart();
+        } else if chunk.tokens > 0 && !chunk.has_ids {
+            self.text_tokens.event(chunk.tokens);
+            match self.template.text_of(data).filter(|_| !dialect.names_events()) {
+                Some(text) => self.text_tokens.push(text),
+                None => each_text(dialect, data, |text| self.text_tokens.push(text)),
+            }
+        }
+    }
+
+    /// Counts what has arrived and was not passed on, and the tokens that the engine has not named: of
+    /// a reply that ends before its usage. Nothing of it reaches the client.
+    fn count_arrived(&mut self) {
+        while let Some(event) = self.held.pop_front().or_else(|| self.reader.arrived()) {
+            if self.relay(event).is_err() {
+                break;
+            }
+        }
+        if !self.account.settled {
+            let more = self.text_tokens.more();
+            self.account.decision.received(more, None);
+        }
+    }
+
     /// The event for the client; `None` if it is only usage that the client did not ask for.
     fn relay(&mut self, event: Bytes) -> Relayed {
         let dialect = self.account.dialect;
@@ -395,6 +443,7 @@ impl UnitStream {
         let total = chunk.running_total.filter(|_| self.observes_pace);
         let so_far = total.and_then(|raw| EngineUsage::parse(dialect, raw).ok());
         self.account.decision.received(chunk.tokens, so_far);
+        self.note_text(dialect, &data, &chunk, so_far.is_some());
         let hidden = match chunk.has_hand_off {
             true => {
                 let withdraw = |holder: &mut JsonObject| withdraw_hand_off(&self.account, holder);
@@ -445,5 +494,14 @@ impl UnitStream {
             }
         });
         edited.map(Some).ok_or(NO_CHUNK)
+    }
+}
+
+impl Drop for UnitStream {
+    /// The client has left, or the router stops.
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.count_arrived();
+        }
     }
 }

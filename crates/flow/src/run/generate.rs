@@ -8,6 +8,7 @@ use splitrail_engine::usage::EngineUsage;
 use crate::context::PromptContext;
 use crate::reply::relay::{UnitStream, whole};
 use crate::run::account::Account;
+use crate::run::beginning::SentLeg;
 use crate::run::boxed::boxed_future;
 use crate::run::first::{First, ask, take_hand_off};
 use crate::run::leg_headers::traced_headers;
@@ -83,10 +84,12 @@ pub(crate) async fn generate(
     } else {
         (Ok(body), lease)
     };
+    let sent = SentLeg::new(prompt, placed, LegKind::Decode);
     let begun = match body {
         Ok(body) => ask(sending, &account, body, lease).await,
         Err(error) => Err(error),
     };
+    sent.ended();
     let now = mark(prompt, &begun);
     if matches!(begun, Ok(First::Events(..))) {
         sending.observe_first_event(now.duration_since(started));

@@ -20,6 +20,7 @@ use crate::decide::threshold::carried_threshold;
 use crate::decide::weigh::prefill_rules;
 use crate::prepare::Unit;
 use crate::run::account::read_usage;
+use crate::run::beginning::SentLeg;
 use crate::run::kv_read::{KvRead, record_leg};
 use crate::run::leg_headers::{begin_attempt, traced_headers};
 use crate::run::local_prefill::{record_local_prefill, record_nothing_handed_over};
@@ -379,10 +380,12 @@ pub(crate) async fn send(
         }
     }
     let wait = LegWait { served: &context.served, worker, leg: Leg::Prefill, limit };
+    let sent = SentLeg::new(prompt, placed, LegKind::Prefill);
     let replied = match repair {
         None => wait.until_output(pin!(call)).await,
         Some(repair) => wait.until_output(pin!(repair.run(leg_headers, call))).await,
     };
+    sent.ended();
     let replied = match replied {
         Ok(replied) => parsed(context, worker, replied).await,
         Err(error) => Err(error),

@@ -14,6 +14,11 @@ impl DecisionHandle {
         self.lock().ledger.prefill_sent(leg);
     }
 
+    /// The prefill engine is known to have begun to compute the prompt.
+    pub fn prefill_begun(&self) {
+        self.lock().ledger.prefill_begun();
+    }
+
     /// The prefill engine is known to have computed the prompt.
     pub fn prefill_worked(&self) {
         self.lock().ledger.prefill_worked();
@@ -46,7 +51,8 @@ impl DecisionHandle {
         self.lock().ledger.decode_sent(leg);
     }
 
-    /// The head of the answering engine's stream has arrived.
+    /// The answering engine is known to have begun: the head of its stream has arrived, or its events
+    /// say so.
     pub fn decode_begun(&self) {
         self.lock().ledger.decode_begun();
     }

@@ -148,6 +148,23 @@ impl DecisionHandle {
         decision.ledger.discard(outcome);
     }
 
+    /// The reply was cut off although its engine went on: what has arrived counts.
+    pub fn reply_cut(&self, outcome: &'static str) {
+        let mut decision = self.lock();
+        decision.outcome = Some(outcome);
+        decision.ledger.cut();
+    }
+
+    /// Whether the reply was cut off.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.lock().ledger.is_cut()
+    }
+
+    /// The reply to another prompt of the request was cut off, and this one with it.
+    pub(crate) fn cut(&self) {
+        self.lock().ledger.cut();
+    }
+
     /// The request has ended. If the prompt has an outcome already, the outcome stays.
     pub fn request_ended(&self, outcome: &'static str) {
         self.lock().outcome.get_or_insert(outcome);
