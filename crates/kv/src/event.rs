@@ -56,6 +56,31 @@ pub struct StoredBlock {
     pub opaque: bool,
 }
 
+/// What a cache group needs to hold so that a prompt can be resumed at a depth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum GroupRule {
+    /// All blocks from the prompt's start (full attention).
+    Prefix,
+    /// The blocks of the last `tokens - 1` tokens before the depth (sliding window).
+    Window {
+        /// The window, which includes the token that is computed.
+        tokens: u32,
+    },
+    /// The block that ends at the depth (the state of recurrent layers).
+    State,
+}
+
+/// A cache group other than the one whose blocks are the spine of the index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CacheGroup {
+    /// The engine's number of the group.
+    pub number: u32,
+    /// What the group needs to hold.
+    pub rule: GroupRule,
+    /// Tokens per block of the group.
+    pub block_size: u32,
+}
+
 /// A change of one worker's KV cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KvEvent {
@@ -80,6 +105,25 @@ pub enum KvEvent {
         hashes: Vec<EngineHash>,
         /// Where they were.
         tier: Tier,
+    },
+    /// Blocks of a cache group other than the spine became resident in the fastest tier. The spine's
+    /// blocks of the same tokens, which have the same names, must have been stored before.
+    GroupStored {
+        /// The group.
+        group: CacheGroup,
+        /// The block before the event's tokens, or `None` at a prompt's start.
+        parent: Option<EngineHash>,
+        /// The number of the event's tokens, of which some may be in none of the blocks.
+        tokens: u32,
+        /// The names of the blocks, in prompt order. Blocks in between may be missing.
+        hashes: Vec<EngineHash>,
+    },
+    /// One copy of each named block was removed from a cache group other than the spine.
+    GroupRemoved {
+        /// The engine's number of the group.
+        group: u32,
+        /// The blocks' names.
+        hashes: Vec<EngineHash>,
     },
     /// All copies of each named block were dropped, in every tier.
     Dropped {

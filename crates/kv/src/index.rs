@@ -9,6 +9,7 @@
 mod access_hook;
 mod applied;
 mod apply;
+mod cache_groups;
 mod chain;
 mod check;
 mod compact;
@@ -19,6 +20,7 @@ mod frozen;
 mod heads;
 mod holders;
 mod holds;
+mod hybrid;
 #[cfg(all(test, not(loom)))]
 mod interleaved;
 mod join;
@@ -30,6 +32,7 @@ mod observe;
 mod overlaps;
 mod reader;
 mod restore;
+mod resume_points;
 mod run;
 mod shared;
 mod snapshot;
@@ -53,6 +56,7 @@ pub use self::restore::Restore;
 pub use self::snapshot::{BlockName, RunNames, SnapshotRun};
 pub use self::worker_key::WorkerKey;
 
+use self::cache_groups::CacheGroups;
 use self::forest::Forest;
 use self::names::NAMES_MAX;
 use self::observe::Observer;
@@ -93,6 +97,8 @@ pub struct Index {
     forest: Forest,
     /// Ordered, so that a worker's ranks are neighbours. No worker in the map is empty.
     workers: BTreeMap<WorkerKey, Worker>,
+    /// The cache groups of workers that have named some besides the spine.
+    hybrids: BTreeMap<WorkerKey, CacheGroups>,
     /// The namespace of the last first block with its root hash, since most events share it.
     root: Option<(Option<String>, Option<String>, BlockHash)>,
     /// Hashes of the event that is being applied.
@@ -111,6 +117,7 @@ impl Index {
             config,
             forest: Forest::new(),
             workers: BTreeMap::new(),
+            hybrids: BTreeMap::new(),
             root: None,
             hashed: Vec::new(),
         }
@@ -124,7 +131,7 @@ impl Index {
     /// Changes the block size, also for existing readers, if nothing is indexed; returns whether it
     /// was changed.
     pub fn set_block_size(&mut self, tokens: u32) -> bool {
-        let empty = self.workers.is_empty();
+        let empty = self.workers.is_empty() && self.hybrids.is_empty();
         if empty {
             self.config.block_size = tokens;
             self.root = None;
@@ -217,6 +224,12 @@ impl Index {
     /// Drops all that one rank of a worker holds; returns the number of distinct blocks. Readers
     /// stop seeing the worker immediately, before its blocks are removed.
     pub fn clear_worker(&mut self, worker: WorkerKey) -> usize {
+        self.forget_groups(worker);
+        self.clear_spine(worker)
+    }
+
+    /// Drops the blocks of the spine.
+    fn clear_spine(&mut self, worker: WorkerKey) -> usize {
         let Some(known) = self.workers.remove(&worker) else {
             return 0;
         };
@@ -229,10 +242,11 @@ impl Index {
     /// Drops all that a worker holds, in every rank, in time proportional to the number of blocks;
     /// returns how many distinct blocks that was.
     pub fn remove_worker(&mut self, worker: u32) -> usize {
+        self.forget_groups_of_ranks(worker);
         let mut removed = 0;
         let ranks = WorkerKey { worker, rank: 0 }..=WorkerKey { worker, rank: u16::MAX };
         while let Some((&key, _)) = self.workers.range(ranks.clone()).next() {
-            removed += self.clear_worker(key);
+            removed += self.clear_spine(key);
         }
         removed
     }
@@ -242,7 +256,7 @@ impl Index {
         let is_empty =
             |worker: &Worker| worker.names.is_empty() && worker.waiting_events.is_empty();
         if self.workers.get(&worker).is_some_and(is_empty) {
-            self.clear_worker(worker);
+            self.clear_spine(worker);
         }
     }
 
@@ -278,7 +292,8 @@ impl Index {
 
     /// Memory of the index in bytes, without the allocator's overhead.
     pub fn bytes(&self) -> usize {
-        self.forest.bytes() + self.workers.values().map(Worker::bytes).sum::<usize>()
+        let groups = self.hybrids.values().map(CacheGroups::bytes).sum::<usize>();
+        self.forest.bytes() + self.workers.values().map(Worker::bytes).sum::<usize>() + groups
     }
 
     /// The maximum number of distinct engine hashes of each worker.

@@ -19,7 +19,7 @@ mod splitmix;
 mod usage;
 
 pub use chain::Chain;
-pub use event::{EngineHash, KvEvent, StoredBlock, Tier};
+pub use event::{CacheGroup, EngineHash, GroupRule, KvEvent, StoredBlock, Tier};
 pub use hash::{
     BlockHash, BlockHasher, HASH_LAYOUT, HashSeed, Namespace, chain_hashes, hashes_after, next_hash,
 };

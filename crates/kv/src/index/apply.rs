@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::cache_groups::GroupBlocks;
 use super::observe::{Change, ChangeCallback, NoObserver, Observer};
 use super::{AppliedBlocks, Index, TokenBlocks, WorkerKey};
 use crate::event::{EngineHash, KvEvent, StoredBlock, Tier};
@@ -50,24 +51,42 @@ impl Index {
             KvEvent::Removed { hashes, tier } => {
                 self.remove_telling(worker, hashes, *tier, observer)
             }
+            KvEvent::GroupStored { group, parent, tokens, hashes } => {
+                let (group, parent, tokens) = (*group, *parent, *tokens);
+                self.store_in_group(worker, GroupBlocks { group, parent, tokens, hashes })
+            }
+            KvEvent::GroupRemoved { group, hashes } => {
+                self.remove_from_group(worker, *group, hashes)
+            }
             KvEvent::Dropped { hashes } => {
+                if let Some(groups) = self.hybrids.get_mut(&worker) {
+                    groups.drop_blocks(hashes);
+                }
                 let removed = self.drop_blocks(worker, hashes, observer);
                 AppliedBlocks { removed, ..AppliedBlocks::default() }
             }
             KvEvent::TierCleared { tier } => {
+                if let Some(groups) = self.hybrids.get_mut(&worker)
+                    && *tier == Tier::Device
+                {
+                    groups.clear();
+                }
                 let removed = self.clear_tier(worker, *tier, observer);
                 AppliedBlocks { removed, ..AppliedBlocks::default() }
             }
             KvEvent::Cleared => {
+                if let Some(groups) = self.hybrids.get_mut(&worker) {
+                    groups.clear();
+                }
                 let removed = self.clear_telling(worker, observer);
                 AppliedBlocks { removed, ..AppliedBlocks::default() }
             }
         }
     }
 
-    /// [`Index::clear_worker`], reporting the change.
+    /// Drops all blocks of the spine, reporting the change.
     fn clear_telling(&mut self, worker: WorkerKey, observer: &mut impl Observer) -> usize {
-        let removed = self.clear_worker(worker);
+        let removed = self.clear_spine(worker);
         if removed > 0 {
             observer.see(Change::Cleared);
         }

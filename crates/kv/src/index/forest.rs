@@ -8,6 +8,7 @@
 use std::sync::Arc;
 
 use super::heads::Heads;
+use super::resume_points::ResumePoints;
 use super::run::Run;
 use super::shared::{IndexState, RUNS_PER_CHUNK, SharedIndex, Slots};
 use super::strips::{Place, Strips, reserve_some};
@@ -70,6 +71,7 @@ pub(super) struct Forest {
     heads_used: usize,
     slots: Arc<Slots>,
     live: Arc<[AtomicU64]>,
+    resume_points: Arc<[(WorkerKey, Arc<ResumePoints>)]>,
     reused: u64,
     shared: Arc<SharedIndex>,
     /// States that readers may still use. The last owner of a state frees what only the state
@@ -87,6 +89,7 @@ impl Forest {
             heads: Arc::clone(&heads),
             slots: Arc::clone(&slots),
             live: Arc::new([]),
+            resume_points: Arc::new([]),
             reused: 0,
         };
         let shared =
@@ -101,6 +104,7 @@ impl Forest {
             heads_used: 0,
             slots,
             live: Arc::new([]),
+            resume_points: Arc::new([]),
             reused: 0,
             shared: Arc::new(shared),
             replaced: Vec::new(),
@@ -133,6 +137,12 @@ impl Forest {
         let word = &self.live[usize::from(slot) / 64];
         word.store(word.load(Ordering::Relaxed) & !(1 << (slot % 64)), Ordering::Release);
         self.slots = Arc::new(self.slots.without(worker));
+        self.publish();
+    }
+
+    /// Replaces the list of workers with resume points.
+    pub(super) fn set_resume_points(&mut self, points: Arc<[(WorkerKey, Arc<ResumePoints>)]>) {
+        self.resume_points = points;
         self.publish();
     }
 
@@ -473,6 +483,7 @@ impl Forest {
             heads: Arc::clone(&self.heads),
             slots: Arc::clone(&self.slots),
             live: Arc::clone(&self.live),
+            resume_points: Arc::clone(&self.resume_points),
             reused: self.reused,
         }));
         self.replaced.push(old);

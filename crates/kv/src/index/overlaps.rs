@@ -6,10 +6,11 @@ use super::shared::Slots;
 use super::worker_key::WorkerKey;
 use crate::event::Tier;
 
-/// How much of a prompt one worker holds.
+/// How much of a prompt one worker can use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Overlap {
-    /// Length of the longest prefix of full blocks that the worker holds in any tier.
+    /// Length of the longest prefix of full blocks that the worker holds in any tier and can use: of a
+    /// worker with several cache groups, up to a resume point.
     pub blocks: u32,
     /// The same blocks by the fastest tier that has them (indexed by `Tier as usize`); the parts
     /// sum to `blocks`.
@@ -49,6 +50,8 @@ pub struct Overlaps {
     pub(super) singles: Vec<u64>,
     /// Slot, tier, and number of blocks for which this is the fastest tier.
     pub(super) slower: Vec<(u16, u8, u32)>,
+    /// Slots of workers with resume points, and the blocks up to the deepest one of the prompt.
+    pub(super) resumed: Vec<(u16, u32)>,
     /// Sets of slots that a walk needs: still matching, matching next, ended.
     pub(super) alive: Vec<u64>,
     pub(super) next: Vec<u64>,
@@ -64,6 +67,17 @@ impl Overlaps {
     /// The worker's overlap; zero if the worker does not hold the first block.
     pub fn get(&self, worker: WorkerKey) -> Overlap {
         self.slots.of(worker).map_or_else(Overlap::default, |slot| self.of(slot))
+    }
+
+    /// The number of leading blocks of the prompt that the worker holds in full attention. Of a worker
+    /// with several cache groups it may be more than the worker can use.
+    pub fn spine_blocks(&self, worker: WorkerKey) -> u32 {
+        self.slots.of(worker).map_or(0, |slot| self.depth(slot))
+    }
+
+    /// Whether the worker has several cache groups, so that it uses a prefix up to a resume point.
+    pub fn has_resume_points(&self, worker: WorkerKey) -> bool {
+        self.slots.of(worker).is_some_and(|slot| self.resumed_blocks(slot).is_some())
     }
 
     /// The workers with at least one block. Groups come in the order of increasing depth; otherwise
@@ -109,6 +123,7 @@ impl Overlaps {
         self.bits.clear();
         self.singles.clear();
         self.slower.clear();
+        self.resumed.clear();
     }
 
     /// Drops workers whose slot has been given to another worker.
@@ -141,15 +156,27 @@ impl Overlaps {
     }
 
     fn of(&self, slot: u16) -> Overlap {
+        match self.depth(slot) {
+            0 => Overlap::default(),
+            depth => self.overlap(slot, depth),
+        }
+    }
+
+    fn resumed_blocks(&self, slot: u16) -> Option<u32> {
+        self.resumed.iter().find(|(of, _)| *of == slot).map(|(_, blocks)| *blocks)
+    }
+
+    /// The number of leading blocks that a worker holds in the spine.
+    pub(super) fn depth(&self, slot: u16) -> u32 {
         let (word, bit) = (usize::from(slot) / 64, slot % 64);
         let words = self.words();
         for (group, depth) in self.groups.iter().enumerate() {
             if self.bits[group * words + word] >> bit & 1 == 1 {
-                return self.overlap(slot, *depth);
+                return *depth;
             }
         }
         let single = self.singles.iter().find(|word| (*word >> 32) as u16 == slot);
-        single.map_or_else(Overlap::default, |word| self.overlap(slot, *word as u32))
+        single.map_or(0, |word| *word as u32)
     }
 
     fn overlap(&self, slot: u16, blocks: u32) -> Overlap {
@@ -159,7 +186,15 @@ impl Overlaps {
             by_tier[Tier::Device as usize] -= slower;
             by_tier[usize::from(tier)] += slower;
         }
-        Overlap { blocks, by_tier }
+        let usable = self.resumed_blocks(slot).map_or(blocks, |resumed| resumed.min(blocks));
+        let mut beyond = blocks - usable;
+        // Engines evict the end of a prompt first, so the last blocks are in the slowest tier.
+        for held in by_tier.iter_mut().rev() {
+            let less = beyond.min(*held);
+            *held -= less;
+            beyond -= less;
+        }
+        Overlap { blocks: usable, by_tier }
     }
 }
 

@@ -30,10 +30,23 @@ impl IndexReader {
     /// Finds how much of a prompt each worker holds; `hashes` are the prompt's, from
     /// [`chain_hashes`](crate::hash::chain_hashes). Clears `out` first.
     ///
+    /// A worker with several cache groups resumes at a point before the prompt's last token, which
+    /// is taken to be after the last of the blocks. See [`Self::find_resumed`] for other prompts.
+    ///
     /// Never waits: it repeats what the writer changed meanwhile, so only a writer that makes
     /// progress can delay it.
     pub fn find(&self, hashes: &[BlockHash], out: &mut Overlaps) {
-        while self.find_in(&self.shared.state.load(), hashes, out).is_err() {
+        self.find_resumed(hashes, hashes.len() as u32, out);
+    }
+
+    /// [`Self::find`], where a worker with several cache groups resumes after at most `resumed_max`
+    /// blocks: an engine computes the last token of a prompt, which may be that of its last block.
+    pub fn find_resumed(&self, hashes: &[BlockHash], resumed_max: u32, out: &mut Overlaps) {
+        loop {
+            let state = self.shared.state.load();
+            if self.find_in(&state, hashes, out).is_ok() {
+                return resume(&state, hashes, resumed_max, out);
+            }
             look_again();
         }
     }
@@ -70,6 +83,16 @@ impl IndexReader {
         // would let a worker that repeatedly joins and leaves delay readers.
         out.forget_others(&now.slots);
         Ok(())
+    }
+}
+
+/// Finds where workers with several cache groups resume the prompt.
+fn resume(state: &IndexState, hashes: &[BlockHash], resumed_max: u32, out: &mut Overlaps) {
+    for (worker, points) in state.resume_points.iter() {
+        if let Some(slot) = out.slots.of(*worker) {
+            let blocks = points.deepest(hashes, out.depth(slot).min(resumed_max));
+            out.resumed.push((slot, blocks));
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::heads::Heads;
+use super::resume_points::ResumePoints;
 use super::run::Run;
 use super::sync::{AtomicU64, SwapCell};
 use super::words::Words;
@@ -22,6 +23,8 @@ pub(super) struct IndexState {
     /// One bit per slot in use. Bits are cleared in place, so a worker that leaves disappears
     /// immediately.
     pub(super) live: Arc<[AtomicU64]>,
+    /// The workers that have cache groups besides the spine, sorted.
+    pub(super) resume_points: Arc<[(WorkerKey, Arc<ResumePoints>)]>,
     /// The value of [`SharedIndex::reused`] when this state was published.
     pub(super) reused: u64,
 }

@@ -100,6 +100,7 @@ impl Model {
                 let waiting = self.1.entry(worker).or_default();
                 waiting.retain(|waiting| waiting.tier != *tier);
             }
+            KvEvent::GroupStored { .. } | KvEvent::GroupRemoved { .. } => {}
             KvEvent::Cleared => {
                 applied.removed = self.0.remove(&worker).map_or(0, |held| held.len());
                 self.1.remove(&worker);

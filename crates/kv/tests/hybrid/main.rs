@@ -1,0 +1,7 @@
+//! Workers with several cache groups: how much of a prompt they use.
+#![allow(clippy::unwrap_used)]
+
+mod engine;
+mod recordings;
+mod rule;
+mod twin;
