@@ -36,7 +36,10 @@ pub(crate) fn check(payload: &[u8]) {
 fn blocks(event: &KvEvent) -> usize {
     match event {
         KvEvent::Stored { blocks, .. } => blocks.len(),
-        KvEvent::Removed { hashes, .. } | KvEvent::Dropped { hashes } => hashes.len(),
+        KvEvent::Removed { hashes, .. }
+        | KvEvent::Dropped { hashes }
+        | KvEvent::GroupStored { hashes, .. }
+        | KvEvent::GroupRemoved { hashes, .. } => hashes.len(),
         KvEvent::TierCleared { .. } | KvEvent::Cleared => 0,
     }
 }

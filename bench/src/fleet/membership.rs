@@ -62,6 +62,7 @@ async fn beside(size: usize, rounds: usize, report: &mut Report) -> Result<(), F
         let query = CandidateQuery {
             leg,
             hashes: &hashes,
+            prompt_tokens: 1 << 20,
             exclusions,
             readable_blocks: 0,
             takes_prefix: false,

@@ -254,8 +254,12 @@ pub(crate) fn of_worker(worker: &WorkerSnapshot) -> Vec<Attention> {
 
 /// What the index does not say of a worker.
 pub(crate) fn upper_bound(worker: &WorkerSnapshot) -> Option<String> {
-    let groups = worker.unfollowed_cache_groups.join(", ");
-    let message = || format!("overlap is an upper bound: cache groups {groups} are not followed");
+    let groups = &worker.unfollowed_cache_groups;
+    if groups.iter().any(|group| group == "no_full_attention") {
+        return Some("prompts are placed by load: its model has no full attention".into());
+    }
+    let names = groups.join(", ");
+    let message = || format!("overlap is an upper bound: cache groups {names} are not followed");
     (!groups.is_empty()).then(message)
 }
 

@@ -59,6 +59,8 @@ struct HeldBlocks {
     current: bool,
     sent: u32,
     computed: u32,
+    /// What a worker with several cache groups holds in full attention; `None` of any other worker.
+    spine_blocks: Option<u32>,
 }
 
 /// A worker or one of its ranks.
@@ -140,7 +142,13 @@ impl<'a> CandidateBuilder<'a> {
 
     fn candidate(&self, place: RankView<'_>, leg: Leg, load: Option<&EngineLoad>) -> Candidate {
         let RankView { worker, rank, work, held } = place;
-        let HeldBlocks { overlap, current, sent, computed } = held;
+        let HeldBlocks { overlap, current, spine_blocks, .. } = held;
+        // Where a worker with several cache groups can resume, only its events say.
+        let (sent, computed) = match spine_blocks {
+            None => (held.sent, held.computed),
+            Some(_) => (0, 0),
+        };
+        let about_to_hold = |spine: u32| spine.max(held.sent).max(held.computed);
         let whose = match worker.ranks.are_chosen_by_the_engine() {
             true => RankScope::Any(worker.ranks.count().into()),
             false => RankScope::Rank(rank),
@@ -168,6 +176,7 @@ impl<'a> CandidateBuilder<'a> {
             prefill_tokens: work.prefill_tokens,
             active_tokens: work.active_tokens,
             overlap_blocks: overlap.blocks,
+            spine_blocks: spine_blocks.map_or(0, about_to_hold),
             overlap_by_tier: overlap.by_tier,
             overlap_discount: worker.kv.drift.discount(),
             speculative_blocks: 0,
@@ -204,11 +213,19 @@ impl<'a> CandidateBuilder<'a> {
         let overlap = if current { self.overlap(key) } else { Overlap::default() };
         let sent = self.found.speculative.get(key);
         let computed = self.found.approximate.get(key);
-        HeldBlocks { overlap, current, sent, computed }
+        let spine_blocks = self.spine_blocks(key, current);
+        HeldBlocks { overlap, current, sent, computed, spine_blocks }
+    }
+
+    fn spine_blocks(&self, key: WorkerKey, current: bool) -> Option<u32> {
+        let is_hybrid = current && self.overlaps.has_resume_points(key);
+        is_hybrid.then(|| self.overlaps.spine_blocks(key))
     }
 
     fn overlap(&self, key: WorkerKey) -> Overlap {
-        self.overlaps.get(key).with_store(self.store)
+        let overlap = self.overlaps.get(key);
+        // What a store has of other cache groups than full attention is not known.
+        if self.overlaps.has_resume_points(key) { overlap } else { overlap.with_store(self.store) }
     }
 
     /// For a worker that chooses the rank itself: the blocks that all ranks hold. No block is
@@ -218,7 +235,9 @@ impl<'a> CandidateBuilder<'a> {
         let of_rank = |rank| self.overlap(rank_key(worker.index, rank));
         let ranks = (0..worker.ranks.count()).filter(|_| current);
         let overlap = ranks.map(of_rank).min_by_key(|overlap| overlap.blocks).unwrap_or_default();
-        HeldBlocks { overlap, current, sent: 0, computed: 0 }
+        let keys = (0..worker.ranks.count()).map(|rank| rank_key(worker.index, rank));
+        let spine_blocks = keys.filter_map(|key| self.spine_blocks(key, current)).min();
+        HeldBlocks { overlap, current, sent: 0, computed: 0, spine_blocks }
     }
 
     /// The load of a worker; with several ranks, the mean load of one rank, rounded up.

@@ -23,7 +23,9 @@ pub struct EventStats {
     other_rank: AtomicU64,
     last_event_unix_ms: AtomicU64,
     /// The bits of the cache groups that are not followed.
-    other_groups: AtomicU64,
+    unfollowed_groups: AtomicU64,
+    /// The bits of those that are followed beside the spine.
+    followed_groups: AtomicU64,
     /// When a part of the index that is rebuilt often was last rebuilt, and why.
     rebuilt_often: Mutex<Option<(Instant, &'static str)>>,
 }
@@ -72,14 +74,23 @@ impl EventStats {
 
     /// Adds cache groups that are not followed; returns all of them if some are new. They stay for as
     /// long as the worker: that they are not named again does not mean that they are gone.
-    pub(super) fn add_other_groups(&self, groups: OtherGroups) -> Option<OtherGroups> {
-        let before = OtherGroups::from_bits(self.other_groups.fetch_or(groups.bits(), Relaxed));
-        Some(before | groups).filter(|all| *all != before)
+    pub(super) fn add_unfollowed_groups(&self, groups: OtherGroups) -> Option<OtherGroups> {
+        add_groups(&self.unfollowed_groups, groups)
     }
 
     /// The cache groups that are not followed.
-    pub fn other_groups(&self) -> OtherGroups {
-        OtherGroups::from_bits(self.other_groups.load(Relaxed))
+    pub fn unfollowed_groups(&self) -> OtherGroups {
+        OtherGroups::from_bits(self.unfollowed_groups.load(Relaxed))
+    }
+
+    /// Adds cache groups that are followed beside the spine; returns all of them if some are new.
+    pub(super) fn add_followed_groups(&self, groups: OtherGroups) -> Option<OtherGroups> {
+        add_groups(&self.followed_groups, groups)
+    }
+
+    /// The cache groups that are followed beside the spine.
+    pub fn followed_groups(&self) -> OtherGroups {
+        OtherGroups::from_bits(self.followed_groups.load(Relaxed))
     }
 
     /// Records that a part of the worker's index was rebuilt once more within minutes, for this reason
@@ -114,6 +125,15 @@ impl EventStats {
             other_rank: self.other_rank.load(Relaxed),
         }
     }
+}
+
+fn add_groups(known: &AtomicU64, groups: OtherGroups) -> Option<OtherGroups> {
+    let before = OtherGroups::from_bits(known.load(Relaxed));
+    let all = before | groups;
+    if all != before {
+        known.fetch_or(groups.bits(), Relaxed);
+    }
+    Some(all).filter(|all| *all != before)
 }
 
 impl EventCounts {

@@ -149,7 +149,8 @@ impl IndexPart {
 
     /// Records events that were not applied as the engine sent them.
     pub fn skip(&mut self, skipped: SkippedEvents) {
-        self.add_other_groups(skipped.unfollowed_groups);
+        self.add_unfollowed_groups(skipped.unfollowed_groups);
+        self.add_followed_groups(skipped.followed_groups);
         self.count_rejected("unknown_event", skipped.unknown_events as usize);
         self.count_rejected("unusable_event", skipped.unusable_events as usize);
         if skipped.replaced_by_clear == 0 {
@@ -170,18 +171,32 @@ impl IndexPart {
 
     /// Records cache groups that a shim does not follow, by their names.
     pub fn add_named_groups(&self, names: &[String]) {
-        names.iter().for_each(|name| self.add_other_groups(OtherGroups::named(name)));
+        names.iter().for_each(|name| self.add_unfollowed_groups(OtherGroups::named(name)));
     }
 
     /// Records cache groups that are not followed.
-    fn add_other_groups(&self, groups: OtherGroups) {
-        if let Some(groups) = self.worker.kv.event_stats.add_other_groups(groups) {
+    fn add_unfollowed_groups(&self, groups: OtherGroups) {
+        if let Some(groups) = self.worker.kv.event_stats.add_unfollowed_groups(groups) {
             let (model, worker) = (self.worker.model(), self.worker.id());
             tracing::warn!(
                 model,
                 worker,
                 %groups,
                 "the worker's overlap is an upper bound: these cache groups are not followed"
+            );
+        }
+    }
+
+    /// Records cache groups that are followed beside the spine.
+    fn add_followed_groups(&self, groups: OtherGroups) {
+        if let Some(groups) = self.worker.kv.event_stats.add_followed_groups(groups) {
+            let (model, worker) = (self.worker.model(), self.worker.id());
+            tracing::info!(
+                model,
+                worker,
+                %groups,
+                "the worker's model is hybrid: its overlap ends at a point where these cache groups \
+                 can resume"
             );
         }
     }

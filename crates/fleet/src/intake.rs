@@ -468,7 +468,10 @@ impl Intake {
 fn blocks_of(event: &KvEvent) -> usize {
     match event {
         KvEvent::Stored { blocks, .. } => blocks.len(),
-        KvEvent::Removed { hashes, .. } | KvEvent::Dropped { hashes } => hashes.len(),
+        KvEvent::Removed { hashes, .. }
+        | KvEvent::Dropped { hashes }
+        | KvEvent::GroupStored { hashes, .. }
+        | KvEvent::GroupRemoved { hashes, .. } => hashes.len(),
         // Looks at all blocks of the worker.
         KvEvent::TierCleared { .. } => BLOCKS_PER_LOCK,
         KvEvent::Cleared => 0,
@@ -496,7 +499,11 @@ fn portions(event: &KvEvent) -> Box<dyn Iterator<Item = KvEvent> + Send + '_> {
             let of = |hashes: &[EngineHash]| KvEvent::Dropped { hashes: hashes.to_vec() };
             Box::new(hashes.chunks(BLOCKS_PER_LOCK).map(of))
         }
-        KvEvent::TierCleared { .. } | KvEvent::Cleared => Box::new(std::iter::once(event.clone())),
+        // Blocks of other groups are placed by the others of their event.
+        KvEvent::GroupStored { .. }
+        | KvEvent::GroupRemoved { .. }
+        | KvEvent::TierCleared { .. }
+        | KvEvent::Cleared => Box::new(std::iter::once(event.clone())),
     }
 }
 

@@ -40,6 +40,8 @@ pub struct CandidateQuery<'a> {
     pub leg: Leg,
     /// Hashes of the prompt's blocks, from which each candidate's overlap is computed.
     pub hashes: &'a [BlockHash],
+    /// The length of the prompt.
+    pub prompt_tokens: u64,
     /// Workers that must not take the leg.
     pub exclusions: &'a [Exclusion],
     /// The number of leading blocks that the leg may read back; 0 if it reads nothing.
@@ -227,16 +229,17 @@ impl Pool {
         self.reader.find(hashes, overlaps);
     }
 
-    /// Number of leading blocks of a prompt that the index has of a worker, whether or not its
-    /// events are trusted. With several ranks, the highest number of any rank.
+    /// Number of leading blocks of a prompt that the index has of a worker, whether or not its events
+    /// are trusted and the worker can use them. With several ranks, the highest number of any rank.
     pub fn indexed_blocks(&self, worker: &Worker, hashes: &[BlockHash]) -> u32 {
         let mut overlaps = Overlaps::new();
         self.reader.find(hashes, &mut overlaps);
         let keys = (0..worker.ranks.count()).map(|rank| rank_key(worker.index, rank));
-        keys.map(|key| overlaps.get(key).blocks).max().unwrap_or(0)
+        keys.map(|key| overlaps.spine_blocks(key)).max().unwrap_or(0)
     }
 
-    /// Whether a worker, or one of its ranks, holds all of these blocks as confirmed by its events.
+    /// Whether a worker, or one of its ranks, holds all of these blocks as confirmed by its events,
+    /// and can use them.
     pub fn holds(&self, worker: &Worker, rank: Option<u16>, hashes: &[BlockHash]) -> bool {
         let mut overlaps = Overlaps::new();
         self.reader.find(hashes, &mut overlaps);
@@ -359,10 +362,13 @@ impl Pool {
         query: CandidateQuery<'_>,
         able: &mut Vec<Candidate>,
     ) {
-        let CandidateQuery { leg, hashes, exclusions, readable_blocks, takes_prefix, now } = query;
+        let CandidateQuery { leg, hashes, exclusions, readable_blocks, takes_prefix, now, .. } =
+            query;
         able.clear();
         FOUND.with_borrow_mut(|(overlaps, found)| {
-            self.reader.find(hashes, overlaps);
+            let before_last = query.prompt_tokens.saturating_sub(1);
+            let resumed_max = before_last.checked_div(self.block_size().into()).unwrap_or(0);
+            self.reader.find_resumed(hashes, resumed_max as u32, overlaps);
             self.speculative_index.find(now, hashes, found);
             let uses_costs = self.uses_costs.load(Relaxed);
             let busy = **self.saturation.load();
@@ -452,6 +458,7 @@ mod tests {
             let roster = pool.roster();
             let (leg, now) = (Leg::Aggregated, Instant::now());
             let query = CandidateQuery {
+                prompt_tokens: 1 << 20,
                 leg,
                 hashes: &hashes,
                 exclusions: &[],
@@ -501,7 +508,16 @@ mod tests {
         let roster = pool.roster();
         let (leg, exclusions, readable_blocks) = (Leg::Aggregated, &[][..], 0);
         let takes_prefix = false;
-        let query = CandidateQuery { leg, hashes, exclusions, readable_blocks, takes_prefix, now };
+        let prompt_tokens = 1 << 20;
+        let query = CandidateQuery {
+            leg,
+            hashes,
+            prompt_tokens,
+            exclusions,
+            readable_blocks,
+            takes_prefix,
+            now,
+        };
         let seen = pool.candidates(&roster, query)[0];
         (seen.overlap_blocks, seen.speculative_blocks, seen.underway_blocks)
     }

@@ -317,6 +317,7 @@ impl View<Arc<Waiter>> for FleetView<'_> {
         let query = CandidateQuery {
             leg: *leg,
             hashes,
+            prompt_tokens: key.asked.query.prompt_tokens,
             exclusions: excluded,
             readable_blocks: *readable_blocks,
             takes_prefix: *takes_prefix,

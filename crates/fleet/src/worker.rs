@@ -328,7 +328,7 @@ impl Worker {
     /// Whether the engine has cache groups that are not followed, so that it may find less of a prompt
     /// than the index says. The overlap then influences the choice of a worker and nothing else.
     pub fn overlap_is_upper_bound(&self) -> bool {
-        !self.kv.event_stats.other_groups().is_empty()
+        !self.kv.event_stats.unfollowed_groups().is_empty()
     }
 
     /// Whether the engine supports `cache_hit_threshold`; `None` if unknown.

@@ -59,8 +59,11 @@ pub struct Candidate {
     pub prefill_tokens: u64,
     /// Prompt tokens of all requests on the worker, from the same sources.
     pub active_tokens: u64,
-    /// Leading blocks of this prompt that the worker holds, confirmed by its events.
+    /// Leading blocks of this prompt that the worker holds and can use, confirmed by its events.
     pub overlap_blocks: u32,
+    /// Leading blocks of this prompt that a worker with several cache groups holds in full attention,
+    /// or is about to hold. Without a resume point it does not use those beyond the overlap.
+    pub spine_blocks: u32,
     /// The same blocks by the fastest tier that has them (`Tier as usize`).
     pub overlap_by_tier: [u32; Tier::COUNT],
     /// The share of the overlap, from 0 to 1, that does not count because the worker has found
@@ -118,6 +121,7 @@ impl Default for Candidate {
             prefill_tokens: 0,
             active_tokens: 0,
             overlap_blocks: 0,
+            spine_blocks: 0,
             overlap_by_tier: [0; Tier::COUNT],
             overlap_discount: 0.0,
             speculative_blocks: 0,
@@ -150,7 +154,20 @@ impl Candidate {
     pub fn held_blocks(&self) -> u32 {
         self.believed_blocks().max(self.speculative_blocks)
     }
+
+    /// Leading blocks of a prompt that the worker holds in full attention and will compute
+    /// nevertheless, because it has no resume point there.
+    pub(crate) fn unresumable_blocks(&self) -> u32 {
+        self.spine_blocks.saturating_sub(self.held_blocks())
+    }
 }
+
+/// The share of the work for a prefix without a resume point that is not counted as a cost where full
+/// attention holds the prefix: the prompt that computes it there stores the resume point, which later
+/// prompts use. Of 300 requests with shared prefixes on four of vLLM's schedulers with the layout of
+/// gpt-oss, engines took 0.675 of the tokens from their caches without such a share, 0.729 with it and
+/// 0.250 by load alone.
+pub(crate) const RESUME_CREDIT: f64 = 0.25;
 
 /// The part of a request that is placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

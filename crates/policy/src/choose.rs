@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use serde::Serialize;
 
-use crate::candidate::{Candidate, Leg, Query};
+use crate::candidate::{Candidate, Leg, Query, RESUME_CREDIT};
 use crate::coefficients::Coefficients;
 use crate::fetch::{BestSources, FetchPlan, Source};
 use crate::index::{CandidateIndex, WorkerIndex};
@@ -204,6 +204,7 @@ impl Choice {
             // A candidate that cannot be chosen may hold most and so have less work than the
             // minimum.
             term.extra_work_ms = price * (term.extra_work_ms - least).max(0.0);
+            term.resume_credit_ms *= 1.0 + price;
             self.costs.push(term.total_ms());
         }
     }
@@ -272,12 +273,13 @@ fn cost(policy: &Policy, candidate: &Candidate, query: &Query) -> f64 {
     match policy {
         Policy::KvOverlap { overlap_weight, load_weight, load_weights, .. } => {
             let missing = query.prompt_blocks.saturating_sub(candidate.held_blocks());
+            let credit = RESUME_CREDIT * f64::from(candidate.unresumable_blocks().min(missing));
             // Blocks that another request with the same prefix is about to compute are computed
             // only once. Waiting for them costs no more than computing them elsewhere.
             let shared = u64::from(candidate.underway_blocks) * u64::from(query.block_size);
             let queued_tokens = queued_tokens(candidate.prefill_tokens.saturating_sub(shared));
             let loaded = LoadWeights::weighed(load_weights.as_ref(), candidate, query);
-            overlap_weight * (f64::from(missing) + loaded)
+            overlap_weight * (f64::from(missing) - credit + loaded)
                 + load_weight * queued_tokens / f64::from(query.block_size.max(1))
         }
         Policy::LeastLoaded {} => queued_tokens(candidate.prefill_tokens),

@@ -204,7 +204,19 @@ fn fetched(
     let with = |plan: FetchPlan| {
         let fetch_ms = (plan.ready_ms - without.wait_ms).max(0.0);
         let extra_work_ms = work_ms + fetch_ms;
-        (plan, CostTerms { fetch_ms, read_ms, prefill_ms, extra_work_ms, copy_ms, ..*without })
+        let resume_credit_ms = 0.0;
+        (
+            plan,
+            CostTerms {
+                fetch_ms,
+                read_ms,
+                prefill_ms,
+                extra_work_ms,
+                copy_ms,
+                resume_credit_ms,
+                ..*without
+            },
+        )
     };
     // A leg that takes a prefix cannot read anything back, and an engine computes short prefixes.
     let is_possible = plan.tokens >= READ_MIN_TOKENS && read_ms == 0.0;

@@ -31,14 +31,14 @@
 
 use serde::Serialize;
 
-use crate::candidate::{Candidate, Leg, Query};
+use crate::candidate::{Candidate, Leg, Query, RESUME_CREDIT};
 use crate::coefficients::Coefficients;
 use crate::load::load_seconds;
 
 /// Maximum of the price of extra work.
 const PRICE_MAX: f64 = 10.0;
 
-/// The terms of one candidate's cost, in milliseconds. Their sum is the cost.
+/// The terms of one candidate's cost, in milliseconds. Their sum, less the credit, is the cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct CostTerms {
     /// The wait until the worker can begin: for earlier prompts, or for room in its KV cache.
@@ -61,12 +61,20 @@ pub struct CostTerms {
     /// The delay of later requests because fetched blocks take the place of others and use links; 0
     /// without a fetch.
     pub copy_ms: f64,
+    /// What later requests save because this one stores a resume point that the worker lacks. It is
+    /// subtracted.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub resume_credit_ms: f64,
+}
+
+fn is_zero(ms: &f64) -> bool {
+    *ms == 0.0
 }
 
 impl CostTerms {
-    /// The sum of all terms.
+    /// The cost.
     pub fn total_ms(&self) -> f64 {
-        self.ttft_ms() + self.extra_work_ms + self.copy_ms
+        self.ttft_ms() + self.extra_work_ms + self.copy_ms - self.resume_credit_ms
     }
 
     /// The predicted time to the first token, as far as this leg takes part in it.
@@ -111,7 +119,7 @@ impl Load {
 }
 
 /// All terms of a candidate. `extra_work_ms` is the whole work here, because the least work of all
-/// candidates is not known yet.
+/// candidates is not known yet, and `resume_credit_ms` is that of this request alone.
 pub(crate) fn terms(candidate: &Candidate, query: &Query, usual: &Coefficients) -> CostTerms {
     let costs = &candidate.coefficients;
     let lacking_blocks = query.prompt_blocks.saturating_sub(candidate.believed_blocks());
@@ -140,6 +148,14 @@ pub(crate) fn terms(candidate: &Candidate, query: &Query, usual: &Coefficients) 
     }
     let ComputeTimes { read_ms, prefill_ms, work_ms } =
         ComputeTimes::of(candidate, query, candidate.held_blocks(), usual);
+    let resume_credit_ms = match candidate.unresumable_blocks() {
+        0 => 0.0,
+        more => {
+            let resumed = candidate.held_blocks() + more;
+            let resumed = ComputeTimes::of(candidate, query, resumed, usual);
+            RESUME_CREDIT * (prefill_ms - resumed.prefill_ms).max(0.0)
+        }
+    };
     let (hand_off_ms, step_ms) = if query.leg == Leg::Prefill {
         (ms(costs.hand_off_seconds(query.prompt_tokens)), 0.0)
     } else {
@@ -155,6 +171,7 @@ pub(crate) fn terms(candidate: &Candidate, query: &Query, usual: &Coefficients) 
         step_ms,
         extra_work_ms: work_ms,
         copy_ms: 0.0,
+        resume_credit_ms,
     }
 }
 
@@ -242,6 +259,23 @@ mod tests {
         assert_eq!(wait_ms(Candidate::default()), 0.0, "nothing is known of its room");
         let tiny = KvRoom { used_tokens: 10, ..kv_room };
         assert_eq!(wait_ms(Candidate { kv_room: tiny, ..full }), 4_000.0);
+    }
+
+    #[test]
+    fn a_prefix_without_a_resume_point_saves_no_time_but_a_quarter_of_its_cost() {
+        let usual = Coefficients::default();
+        let of = |spine_blocks, overlap_blocks| {
+            let held = Candidate { up: true, spine_blocks, overlap_blocks, ..Candidate::default() };
+            terms(&held, &query(Leg::Aggregated), &usual)
+        };
+        let (cold, unresumable, held) = (of(0, 0), of(20, 0), of(20, 20));
+        assert!((unresumable.ttft_ms() - cold.ttft_ms()).abs() < 1e-9);
+        let saved = cold.total_ms() - held.total_ms();
+        let credited = cold.total_ms() - unresumable.total_ms();
+        // The work of later requests is weighed by the choice, and the credit with it.
+        let work = cold.extra_work_ms - held.extra_work_ms;
+        assert!((credited - RESUME_CREDIT * (saved - work)).abs() < 1e-6, "{credited} of {saved}");
+        assert_eq!(held.resume_credit_ms, 0.0);
     }
 
     #[test]

@@ -111,7 +111,9 @@ fn trust(worker: &Worker) -> Value {
     json!({
         "load_failure": worker.load_failure().map(|cause| cause.to_string()),
         "index_rebuilt_often": worker.kv.event_stats.often_rebuilt(Instant::now()),
-        "unfollowed_cache_groups": worker.kv.event_stats.other_groups().names().collect::<Vec<_>>(),
+        "cache_groups": worker.kv.event_stats.followed_groups().names().collect::<Vec<_>>(),
+        "unfollowed_cache_groups":
+            worker.kv.event_stats.unfollowed_groups().names().collect::<Vec<_>>(),
     })
 }
 

@@ -190,7 +190,9 @@ impl RankIntake {
             return;
         }
         let skipped = batch.skipped;
-        self.mirror.add_unfollowed_groups(skipped.unfollowed_groups);
+        // The mirror has the blocks of the spine alone.
+        let beside = skipped.unfollowed_groups | skipped.followed_groups;
+        self.mirror.add_unfollowed_groups(beside);
         let rejected = (skipped.unknown_events + skipped.unusable_events) as usize;
         self.mirror.update(|state| state.count_rejected(rank, rejected));
         if skipped.replaced_by_clear > 0 {

@@ -175,7 +175,12 @@ impl MirrorState {
         while let [event, behind @ ..] = rest
             && messages.blocks() < STEP_BLOCKS
         {
-            sum += index.apply_observed(key(rank), event, &mut |change| messages.add(change));
+            // Routers are told of the spine alone.
+            let is_beside =
+                matches!(event, KvEvent::GroupStored { .. } | KvEvent::GroupRemoved { .. });
+            if !is_beside {
+                sum += index.apply_observed(key(rank), event, &mut |change| messages.add(change));
+            }
             rest = behind;
         }
         for changes in messages.into_messages() {

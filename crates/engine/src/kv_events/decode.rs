@@ -28,9 +28,10 @@ mod kind;
 mod stored;
 
 pub use error::{DecodeError, DecodeProblem};
-pub use group::{GroupFilter, OtherGroups};
+pub use group::{KnownGroups, OtherGroups};
 
 use cursor::Cursor;
+use group::{GroupUse, StoredUse};
 use kind::EventKind;
 use stored::{RemovedEvent, StoredEvent, cleared_tier, readable_hashes};
 
@@ -75,7 +76,8 @@ pub struct EventBatch {
     pub timestamp_s: f64,
     /// The data-parallel rank, if the engine reports it.
     pub rank: Option<u16>,
-    /// The changes, in the order in which they took place.
+    /// The changes, in the order in which they took place, except that blocks of the spine come before
+    /// those of other cache groups.
     pub events: Vec<KvEvent>,
     /// The numbers of events that are not in `events` as the engine sent them.
     pub skipped: SkippedEvents,
@@ -90,9 +92,10 @@ impl EventBatch {
                 let tokens = blocks.first().map_or(0, |block| block.tokens.len());
                 blocks.len() * (size_of::<StoredBlock>() + tokens * size_of::<u32>())
             }
-            KvEvent::Removed { hashes, .. } | KvEvent::Dropped { hashes } => {
-                hashes.len() * size_of::<EngineHash>()
-            }
+            KvEvent::Removed { hashes, .. }
+            | KvEvent::Dropped { hashes }
+            | KvEvent::GroupStored { hashes, .. }
+            | KvEvent::GroupRemoved { hashes, .. } => hashes.len() * size_of::<EngineHash>(),
             KvEvent::TierCleared { .. } | KvEvent::Cleared => 0,
         };
         let lists: usize = self.events.iter().map(of_event).sum();
@@ -111,28 +114,30 @@ pub struct SkippedEvents {
     pub unusable_events: u32,
     /// Those of the above that may have removed any block: each is a [`KvEvent::Cleared`].
     pub replaced_by_clear: u32,
-    /// Events of cache groups other than full attention (sliding window, state space layers) in
-    /// hybrid models: those groups drop blocks from the middle of a prompt, so they say nothing
-    /// about prefix reuse.
+    /// Events of cache groups that are not followed, and of beginnings of blocks.
     pub other_groups: u32,
-    /// Those groups, as far as stored events say which they are.
+    /// The groups that are not followed, as far as stored events say which they are. An engine uses a
+    /// block only if all its groups hold what they need, so the overlap in the index of an engine with
+    /// such groups is an upper bound.
     pub unfollowed_groups: OtherGroups,
+    /// The groups beside the spine that are followed: their events are not skipped.
+    pub followed_groups: OtherGroups,
     /// Events without any block.
     pub empty_events: u32,
 }
 
 /// Decodes the payloads of one engine's stream. Each stream needs its own decoder, which learns
-/// from the stream which cache groups count.
+/// from the stream which cache groups there are.
 #[derive(Clone, Debug, Default)]
 pub struct Decoder {
     limits: DecodeLimits,
-    groups: GroupFilter,
+    groups: KnownGroups,
 }
 
 impl Decoder {
     /// A decoder that has not seen any payload.
     pub fn new(limits: DecodeLimits) -> Self {
-        Self { limits, groups: GroupFilter::default() }
+        Self { limits, groups: KnownGroups::default() }
     }
 
     /// Decodes the next payload of the stream.
@@ -146,7 +151,7 @@ impl Decoder {
     /// Forgets what was learned about cache groups; for an engine that has restarted and may now
     /// serve another model.
     pub fn forget_groups(&mut self) {
-        self.groups = GroupFilter::default();
+        self.groups = KnownGroups::default();
     }
 }
 
@@ -156,13 +161,13 @@ impl Decoder {
 /// # Errors
 /// The payload is larger than `limits` allow, or is not a batch of KV events.
 pub fn decode_batch(payload: &[u8], limits: &DecodeLimits) -> Result<EventBatch, DecodeError> {
-    decode_with(payload, limits, &mut GroupFilter::default())
+    decode_with(payload, limits, &mut KnownGroups::default())
 }
 
 fn decode_with(
     payload: &[u8],
     limits: &DecodeLimits,
-    groups: &mut GroupFilter,
+    groups: &mut KnownGroups,
 ) -> Result<EventBatch, DecodeError> {
     if payload.len() > limits.max_payload_bytes {
         let limit = limits.max_payload_bytes;
@@ -180,7 +185,7 @@ fn decode_with(
 /// The state of decoding one payload.
 struct BatchReader<'a> {
     limits: &'a DecodeLimits,
-    groups: &'a mut GroupFilter,
+    groups: &'a mut KnownGroups,
     blocks_left: usize,
 }
 
@@ -227,9 +232,29 @@ impl BatchReader<'_> {
         }
         let mut events = Vec::with_capacity(count);
         let mut skipped = SkippedEvents::default();
+        // A group's blocks are placed by the spine's blocks of the same names, which an engine may name
+        // later in the same batch.
+        let mut beside = Vec::new();
         for _ in 0..count {
-            events.extend(self.event(cursor, &mut skipped)?);
+            match self.event(cursor, &mut skipped)? {
+                Some(event @ (KvEvent::GroupStored { .. } | KvEvent::GroupRemoved { .. })) => {
+                    beside.push(event);
+                }
+                Some(event @ (KvEvent::Stored { .. } | KvEvent::Removed { .. })) => {
+                    events.push(event);
+                }
+                Some(event) => {
+                    events.append(&mut beside);
+                    events.push(event);
+                }
+                None => {}
+            }
         }
+        if !beside.is_empty() && self.groups.lacks_spine() {
+            let all = OtherGroups::named("no_full_attention");
+            skipped.unfollowed_groups = skipped.unfollowed_groups | all;
+        }
+        events.append(&mut beside);
         Ok((events, skipped))
     }
 
@@ -283,25 +308,47 @@ impl BatchReader<'_> {
             EventKind::Stored => {
                 let mut stored = StoredEvent::new(max_blocks);
                 fields(cursor, is_map, StoredEvent::key, |key, c| stored.field(key, c))?;
-                if !self.groups.learn(stored.group, stored.spec_kind) {
-                    let group = OtherGroups::of(stored.group, stored.spec_kind);
-                    skipped.unfollowed_groups = skipped.unfollowed_groups | group;
-                    skipped.other_groups += 1;
-                    return Ok(None);
+                let usage = self.groups.learn(stored.said_of_group());
+                let named = OtherGroups::of(stored.group, stored.spec_kind);
+                match usage {
+                    StoredUse::Spine => {
+                        self.blocks_left -= stored.block_count();
+                        stored.into_event(&start)?
+                    }
+                    StoredUse::Beside(group) => {
+                        self.blocks_left -= stored.block_count();
+                        skipped.followed_groups = skipped.followed_groups | named;
+                        return stored.into_group_event(group, &start);
+                    }
+                    StoredUse::Unfollowed => {
+                        skipped.unfollowed_groups = skipped.unfollowed_groups | named;
+                        skipped.other_groups += 1;
+                        return Ok(None);
+                    }
+                    StoredUse::Part => {
+                        if stored.spec_kind == Some("mamba") && stored.is_resident() {
+                            let parts = OtherGroups::named("mamba_in_parts");
+                            skipped.unfollowed_groups = skipped.unfollowed_groups | parts;
+                        }
+                        skipped.other_groups += 1;
+                        return Ok(None);
+                    }
                 }
-                self.blocks_left -= stored.block_count();
-                stored.into_event(&start)?
             }
             EventKind::Removed | EventKind::Unknown => {
                 let mut removed = RemovedEvent::new(max_blocks);
                 let key = if kind.is_unknown() { |_| "" } else { RemovedEvent::key };
                 fields(cursor, is_map, key, |key, c| removed.field(key, c))?;
-                if !self.groups.has_removed(removed.group) {
+                let usage = match kind.is_unknown() {
+                    true => GroupUse::Spine,
+                    false => self.groups.removal(removed.group),
+                };
+                if usage == GroupUse::Unfollowed {
                     skipped.other_groups += 1;
                     return Ok(None);
                 }
                 self.blocks_left -= removed.block_count();
-                removed.into_event(kind, &start)?
+                removed.into_event(kind, usage, &start)?
             }
             EventKind::TierCleared => return cleared_tier(cursor, is_map).map(Some),
             EventKind::Cleared => {

@@ -58,6 +58,7 @@ fn seen(pool: &Pool, hashes: &[BlockHash]) -> Vec<Candidate> {
         CandidateQuery {
             leg,
             hashes,
+            prompt_tokens: 1 << 20,
             exclusions: &[],
             readable_blocks: 0,
             takes_prefix: false,

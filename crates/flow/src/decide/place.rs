@@ -211,8 +211,16 @@ impl<'a> LegRules<'a> {
     /// The query for a pool's candidates, regardless of how many blocks the candidates hold.
     pub(crate) fn query(self, unit: &'a Unit, now: Instant) -> CandidateQuery<'a> {
         let Self { leg, excluded: exclusions, readable_blocks, takes_prefix, .. } = self;
-        let hashes = &unit.hashes;
-        CandidateQuery { leg, hashes, exclusions, readable_blocks, takes_prefix, now }
+        let (hashes, prompt_tokens) = (&unit.hashes, unit.weight_tokens);
+        CandidateQuery {
+            leg,
+            hashes,
+            prompt_tokens,
+            exclusions,
+            readable_blocks,
+            takes_prefix,
+            now,
+        }
     }
 }
 

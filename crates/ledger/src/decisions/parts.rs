@@ -19,8 +19,12 @@ pub struct CandidateRecord {
     pub rank: Option<u16>,
     /// Whether the worker was considered alive.
     pub up: bool,
-    /// Leading blocks of the prompt that the worker held.
+    /// Leading blocks of the prompt that the worker held and could use.
     pub overlap_blocks: u32,
+    /// Leading blocks of the prompt that a worker with several cache groups held in full attention, or
+    /// was about to hold; left out if it could use them all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spine_blocks: Option<u32>,
     /// The same blocks by the fastest tier that had them; tiers without any are left out.
     #[serde(serialize_with = "by_tier")]
     pub overlap_by_tier: [u32; Tier::COUNT],
@@ -111,6 +115,7 @@ impl CandidateRecord {
             rank: seen.rank,
             up: seen.up,
             overlap_blocks: seen.overlap_blocks,
+            spine_blocks: Some(seen.spine_blocks).filter(|spine| *spine > seen.overlap_blocks),
             overlap_by_tier: seen.overlap_by_tier,
             overlap_discount: seen.overlap_discount,
             speculative_blocks: seen.speculative_blocks,

@@ -28,6 +28,7 @@ fn candidate(cluster: &Cluster, id: &str, hashes: &[u64]) -> Candidate {
     let query = CandidateQuery {
         leg,
         hashes: &hashes,
+        prompt_tokens: 1 << 20,
         exclusions: &[],
         readable_blocks: 0,
         takes_prefix: false,

@@ -1,77 +1,141 @@
-//! Selects the KV cache groups of a hybrid model that count, and names the others.
+//! Tells the KV cache groups of a hybrid model apart: the spine, those that are followed beside it,
+//! and those that are not.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::BitOr;
 
-/// Maximum number of cache groups in a stream's events. Groups with a higher number never count.
-const MAX_GROUPS: usize = 256;
+use splitrail_kv::{CacheGroup, GroupRule};
+
+/// Maximum number of cache groups in a stream's events. Groups with a higher number are not followed.
+const MAX_GROUPS: u32 = 256;
 
 /// What the stored events of a stream have said of its cache groups. Removals give only the number
-/// of a group, and the hashes of different groups are equal, so a removal of another group must not
-/// reach the index.
+/// of a group, and the hashes of different groups are equal.
 #[derive(Clone, Debug, Default)]
-pub struct GroupFilter {
-    /// Groups that count.
-    counted: GroupSet,
-    /// Groups that do not.
-    others: GroupSet,
+pub struct KnownGroups {
+    groups: BTreeMap<u32, KnownGroup>,
     /// Whether blocks were stored without a group.
     is_ungrouped: bool,
 }
 
-/// A set of numbers of groups.
-#[derive(Clone, Debug, Default)]
-struct GroupSet([u64; MAX_GROUPS / 64]);
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct KnownGroup {
+    usage: GroupUse,
+    /// The block size of the group's whole blocks: the largest that was named.
+    block_size: u32,
+}
 
-impl GroupFilter {
-    /// Records a stored event's group, and returns whether it counts.
+/// What is done with the events of a cache group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum GroupUse {
+    /// Its blocks are those of the index: full attention, of which there is one group or the first.
+    Spine,
+    /// It is followed beside the spine.
+    Beside(GroupRule),
+    /// It is not followed.
+    Unfollowed,
+}
+
+/// A stored event, as far as it says to which group it belongs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SaidOfGroup<'a> {
+    pub(super) number: Option<u32>,
+    pub(super) kind: Option<&'a str>,
+    /// The sliding window in tokens.
+    pub(super) window: Option<u32>,
+    pub(super) block_size: u32,
+}
+
+/// What is done with a stored event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StoredUse {
+    Spine,
+    Beside(CacheGroup),
+    Unfollowed,
+    /// It names the beginning of a block, which no prompt of whole blocks uses.
+    Part,
+}
+
+impl KnownGroups {
+    /// Records a stored event's group, and returns what is done with the event.
     ///
     /// Full attention and its variants (latent attention, attention sinks) keep every token of a
-    /// prompt. If no event has given the kind of a group, the first group counts: the engine has
-    /// only one, or does not say which of them is full attention.
-    pub(super) fn learn(&mut self, group: Option<u32>, spec_kind: Option<&str>) -> bool {
-        let is_full = spec_kind
-            .map(|kind| matches!(kind, "full_attention" | "mla_attention" | "sink_full_attention"));
-        let Some(group) = group else {
-            self.is_ungrouped |= is_full != Some(false);
-            return is_full != Some(false);
+    /// prompt. If no event has given the kind of a group, the first group is the spine: the engine
+    /// has only one, or does not say which of them is full attention.
+    pub(super) fn learn(&mut self, said: SaidOfGroup<'_>) -> StoredUse {
+        let rule = said.kind.map(|kind| rule_of(kind, said.window));
+        let Some(number) = said.number else {
+            let is_spine = matches!(rule, None | Some(Some(GroupRule::Prefix)));
+            self.is_ungrouped |= is_spine;
+            return if is_spine { StoredUse::Spine } else { StoredUse::Unfollowed };
         };
-        let is_known = self.counted.contains(group) || self.others.contains(group);
-        if is_full.is_some() || !is_known {
-            let counts = is_full.unwrap_or(group == 0);
-            self.counted.set(group, counts);
-            self.others.set(group, !counts);
+        if number >= MAX_GROUPS {
+            return StoredUse::Unfollowed;
         }
-        self.counted.contains(group)
+        let known = self.groups.get(&number).copied();
+        let is_spine = |known: &KnownGroup| known.usage == GroupUse::Spine;
+        let usage = match (rule, known) {
+            (None, Some(known)) => known.usage,
+            (None, None) if number == 0 => GroupUse::Spine,
+            (None | Some(None), _) => GroupUse::Unfollowed,
+            (Some(Some(GroupRule::Prefix)), Some(known)) if is_spine(&known) => GroupUse::Spine,
+            (Some(Some(GroupRule::Prefix)), _) if !self.groups.values().any(is_spine) => {
+                GroupUse::Spine
+            }
+            (Some(Some(rule)), _) => GroupUse::Beside(rule),
+        };
+        let block_size = known.map_or(0, |known| known.block_size).max(said.block_size);
+        self.groups.insert(number, KnownGroup { usage, block_size });
+        match usage {
+            GroupUse::Unfollowed => StoredUse::Unfollowed,
+            _ if said.block_size < block_size => StoredUse::Part,
+            GroupUse::Spine => StoredUse::Spine,
+            GroupUse::Beside(rule) => StoredUse::Beside(CacheGroup { number, rule, block_size }),
+        }
     }
 
-    /// Whether what a group has removed may be in the index.
-    pub(super) fn has_removed(&self, group: Option<u32>) -> bool {
-        group.is_none_or(|group| {
-            self.counted.contains(group) || (self.is_ungrouped && !self.others.contains(group))
-        })
+    /// What is done with what a group has removed.
+    pub(super) fn removal(&self, group: Option<u32>) -> GroupUse {
+        let Some(group) = group else { return GroupUse::Spine };
+        let unknown = if self.is_ungrouped { GroupUse::Spine } else { GroupUse::Unfollowed };
+        self.groups.get(&group).map_or(unknown, |known| known.usage)
+    }
+
+    /// Whether groups are known, and none of them is full attention.
+    pub(super) fn lacks_spine(&self) -> bool {
+        let is_spine = |known: &KnownGroup| known.usage == GroupUse::Spine;
+        !self.is_ungrouped && !self.groups.is_empty() && !self.groups.values().any(is_spine)
     }
 }
 
-impl GroupSet {
-    fn contains(&self, group: u32) -> bool {
-        self.0.get(group as usize / 64).is_some_and(|word| word >> (group % 64) & 1 == 1)
-    }
-
-    fn set(&mut self, group: u32, contained: bool) {
-        if let Some(word) = self.0.get_mut(group as usize / 64) {
-            *word = *word & !(1 << (group % 64)) | u64::from(contained) << (group % 64);
+/// The rule of a kind of group; `None` if the group cannot be followed.
+fn rule_of(kind: &str, window: Option<u32>) -> Option<GroupRule> {
+    match kind {
+        "full_attention" | "mla_attention" | "sink_full_attention" => Some(GroupRule::Prefix),
+        "sliding_window" | "sliding_window_mla" => {
+            window.map(|tokens| GroupRule::Window { tokens })
         }
+        "mamba" => Some(GroupRule::State),
+        _ => None,
     }
 }
 
-/// Kinds of cache groups that do not count. The last stands for all that are not listed.
-const KINDS: [&str; 5] =
-    ["sliding_window", "sliding_window_mla", "chunked_local_attention", "mamba", "other"];
+/// Kinds of cache groups beside the spine. The last stands for all that are not listed.
+const KINDS: [&str; 8] = [
+    "full_attention",
+    "sliding_window",
+    "sliding_window_mla",
+    "chunked_local_attention",
+    "mamba",
+    // States at the beginnings of blocks (`prefix_match_unit`).
+    "mamba_in_parts",
+    // All groups, if none of them is full attention.
+    "no_full_attention",
+    "other",
+];
 
-/// The cache groups of an engine that are not followed: by kind, and by number if the engine gives no
-/// kinds. An engine uses a block only if all its groups hold it, so the overlap in the index of an
-/// engine with such groups is an upper bound.
+/// Cache groups of an engine beside the spine: by kind, and by number if the engine gives no kinds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OtherGroups(u64);
 
@@ -102,7 +166,7 @@ impl OtherGroups {
         Self(1 << bit.unwrap_or(KINDS.len() - 1))
     }
 
-    /// Whether all groups are followed.
+    /// Whether there are none.
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }

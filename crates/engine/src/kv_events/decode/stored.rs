@@ -1,9 +1,10 @@
 //! The fields of stored and removed events, collected in any order, then turned into a [`KvEvent`].
 
-use splitrail_kv::{EngineHash, KvEvent, StoredBlock, Tier};
+use splitrail_kv::{CacheGroup, EngineHash, KvEvent, StoredBlock, Tier};
 
 use super::cursor::Cursor;
 use super::extra::{self, BlockExtra, OtherKeys};
+use super::group::{GroupUse, SaidOfGroup};
 use super::kind::EventKind;
 use super::{DecodeError, DecodeProblem, fields};
 
@@ -23,6 +24,7 @@ pub(super) struct StoredEvent<'a> {
     tier: Tier,
     pub(super) group: Option<u32>,
     pub(super) spec_kind: Option<&'a str>,
+    window: Option<u32>,
 }
 
 impl<'a> StoredEvent<'a> {
@@ -40,12 +42,13 @@ impl<'a> StoredEvent<'a> {
             tier: Tier::Device,
             group: None,
             spec_kind: None,
+            window: None,
         }
     }
 
     /// The name of an item in the array form.
     pub(super) fn key(index: usize) -> &'static str {
-        const KEYS: [&str; 11] = [
+        const KEYS: [&str; 12] = [
             "type",
             "block_hashes",
             "parent_block_hash",
@@ -57,6 +60,7 @@ impl<'a> StoredEvent<'a> {
             "extra_keys",
             "group_idx",
             "kv_cache_spec_kind",
+            "kv_cache_spec_sliding_window",
         ];
         KEYS.get(index).copied().unwrap_or_default()
     }
@@ -90,6 +94,10 @@ impl<'a> StoredEvent<'a> {
                 self.spec_kind =
                     c.optional("kv_cache_spec_kind", |c| c.str("kv_cache_spec_kind"))?;
             }
+            "kv_cache_spec_sliding_window" => {
+                let window = |c: &mut Cursor<'a>| c.u32("kv_cache_spec_sliding_window");
+                self.window = c.optional("kv_cache_spec_sliding_window", window)?;
+            }
             _ => c.skip("event")?,
         }
         Ok(())
@@ -97,6 +105,36 @@ impl<'a> StoredEvent<'a> {
 
     pub(super) fn block_count(&self) -> usize {
         self.hashes.as_ref().map_or(0, Vec::len)
+    }
+
+    /// Whether the event's blocks are in the engine's own cache. Offloading names blocks of other
+    /// groups without a size.
+    pub(super) fn is_resident(&self) -> bool {
+        self.tier == Tier::Device && self.block_size != Some(0)
+    }
+
+    /// What the event says of its cache group.
+    pub(super) fn said_of_group(&self) -> SaidOfGroup<'a> {
+        SaidOfGroup {
+            number: self.group,
+            kind: self.spec_kind,
+            window: self.window,
+            block_size: self.block_size.unwrap_or(0),
+        }
+    }
+
+    /// The event of a group beside the spine; `None` if its blocks are in a slower tier, of which no
+    /// other event says which blocks are there. An event without blocks names its group.
+    pub(super) fn into_group_event(
+        self,
+        group: CacheGroup,
+        start: &Cursor<'_>,
+    ) -> Result<Option<KvEvent>, DecodeError> {
+        let missing = |field| start.error(field, DecodeProblem::Missing);
+        let hashes = self.hashes.ok_or_else(|| missing("block_hashes"))?;
+        let tokens = self.tokens.ok_or_else(|| missing("token_ids"))?.len() as u32;
+        let event = KvEvent::GroupStored { group, parent: self.parent, tokens, hashes };
+        Ok((self.tier == Tier::Device).then_some(event))
     }
 
     /// The event; `None` if it names no block. `start` is the position at which it began.
@@ -185,10 +223,16 @@ impl RemovedEvent {
     pub(super) fn into_event(
         self,
         kind: EventKind,
+        usage: GroupUse,
         start: &Cursor<'_>,
     ) -> Result<Option<KvEvent>, DecodeError> {
         let hashes =
             self.hashes.ok_or_else(|| start.error("block_hashes", DecodeProblem::Missing))?;
+        if let GroupUse::Beside(_) = usage {
+            let group = self.group.unwrap_or_default();
+            let event = KvEvent::GroupRemoved { group, hashes };
+            return Ok((self.tier == Tier::Device).then_some(event));
+        }
         let is_empty = hashes.is_empty();
         let event = match kind.is_unknown() {
             true => KvEvent::Dropped { hashes },
