@@ -188,7 +188,11 @@ fn candidates(out: &mut String, all: Vec<&Value>, conditions: &[Value], paint: P
         let veto = if veto.is_string() { format!(" ({})", text(veto)) } else { String::new() };
         let rank = seen["rank"].as_u64().map(|rank| format!("/{rank}")).unwrap_or_default();
         let mut row = vec![format!("{mark}{}{rank}{veto}", text(&seen["worker"]))];
-        row.extend(COLUMNS.iter().map(|(_, key)| figure(&seen[*key])));
+        row.extend(COLUMNS.iter().map(|(_, key)| match (*key, seen["spine_blocks"].as_u64()) {
+            // What full attention holds beyond it, the worker cannot use.
+            ("overlap_blocks", Some(spine)) => format!("{} of {spine}", figure(&seen[*key])),
+            _ => figure(&seen[*key]),
+        }));
         row.push(tiers(&seen["overlap_by_tier"]));
         row.push(terms(&seen["terms"]) + &fetch(&seen["fetch"]) + &reads(seen));
         let condition = conditions.iter().find(|one| one["worker"] == seen["worker"]);

@@ -10,15 +10,22 @@
 //! - a removal is announced when a physical block is reused, one event per block.
 
 mod free_list;
+mod groups;
 mod host;
 mod sequence;
 
 use std::collections::HashMap;
+use std::ops::Range;
 
+pub use groups::GroupKind;
 pub use sequence::{ExtraKey, Media, Namespace, Sequence};
 
 use free_list::FreeList;
 use host::HostTier;
+use sequence::GroupBlocks;
+
+/// The key of full attention's blocks, whatever number the group has in events.
+const FULL: usize = usize::MAX;
 
 /// Where a block is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +47,23 @@ pub enum CacheEvent {
         hash: u64,
         /// Where it was.
         medium: Medium,
+    },
+    /// Full blocks that a cache group besides full attention now holds; perhaps none of those whose
+    /// tokens it names.
+    GroupStored {
+        /// The number of the group.
+        group: usize,
+        /// Its kind.
+        kind: GroupKind,
+        /// The blocks.
+        stored: StoredBlocks,
+    },
+    /// One physical block of a cache group besides full attention was removed.
+    GroupRemoved {
+        /// The number of the group.
+        group: usize,
+        /// Chained hash of the block.
+        hash: u64,
     },
     /// All blocks were removed.
     Cleared,
@@ -64,7 +88,8 @@ pub struct StoredBlocks {
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Block {
-    hash: Option<u64>,
+    /// The cache group, and the hash of the tokens.
+    key: Option<(usize, u64)>,
     users: u32,
 }
 
@@ -74,8 +99,10 @@ pub struct KvCache {
     block_size: usize,
     blocks: Vec<Block>,
     free: FreeList,
-    /// Physical blocks per hash, oldest first; a hit uses the oldest.
-    known: HashMap<u64, Vec<u32>>,
+    /// Physical blocks per group and hash, oldest first; a hit uses the oldest.
+    known: HashMap<(usize, u64), Vec<u32>>,
+    /// The cache groups besides full attention, which takes the number after theirs.
+    groups: Vec<GroupKind>,
     host: Option<HostTier>,
     events: Vec<CacheEvent>,
 }
@@ -94,6 +121,7 @@ impl KvCache {
             blocks: vec![Block::default(); total_blocks as usize],
             free: FreeList::new(total_blocks),
             known: HashMap::new(),
+            groups: Vec::new(),
             host: None,
             events: Vec::new(),
         }
@@ -104,6 +132,12 @@ impl KvCache {
     #[must_use]
     pub fn with_host_blocks(self, host_blocks: usize) -> Self {
         Self { host: (host_blocks > 0).then(|| HostTier::new(host_blocks)), ..self }
+    }
+
+    /// Adds cache groups besides full attention. All groups take blocks from the same pool.
+    #[must_use]
+    pub fn with_groups(self, groups: Vec<GroupKind>) -> Self {
+        Self { groups, ..self }
     }
 
     /// Number of blocks in host memory.
@@ -120,7 +154,7 @@ impl KvCache {
         let most = sequence.tokens.len().saturating_sub(1) / self.block_size;
         let further =
             sequence.hashes.get(hits..most.min(sequence.hashes.len())).unwrap_or_default();
-        let is_device = |hash: &&u64| self.known.contains_key(hash);
+        let is_device = |hash: &&u64| self.known.contains_key(&(FULL, **hash));
         let held = further.iter().take_while(|hash| is_device(hash) || host.contains(**hash));
         let held = held.count();
         (held, further[..held].iter().filter(|hash| !is_device(hash)).count())
@@ -150,19 +184,38 @@ impl KvCache {
         self.known.values().map(Vec::len).sum()
     }
 
-    /// The hashes in the prefix cache with their numbers of physical copies.
+    /// The hashes of full attention in the prefix cache with their numbers of physical copies.
     pub fn resident(&self) -> impl Iterator<Item = (u64, usize)> {
-        self.known.iter().map(|(hash, copies)| (*hash, copies.len()))
+        let full = self.known.iter().filter(|((group, _), _)| *group == FULL);
+        full.map(|((_, hash), copies)| (*hash, copies.len()))
     }
 
     /// Number of blocks from the start of the sequence that a request would hit now.
     #[must_use]
     pub fn hit_blocks(&self, sequence: &Sequence) -> usize {
-        let most = sequence.tokens.len().saturating_sub(1) / self.block_size;
-        sequence.hashes[..most.min(sequence.hashes.len())]
-            .iter()
-            .take_while(|hash| self.known.contains_key(hash))
-            .count()
+        let is_held =
+            |group: usize, index: usize| self.known.contains_key(&(group, sequence.hashes[index]));
+        let passes = |blocks: usize| {
+            let mut groups = self.groups.iter().enumerate();
+            groups.all(|(group, kind)| {
+                let needed = kind.needed(blocks, self.block_size);
+                (blocks - needed..blocks).all(|index| is_held(group, index))
+            })
+        };
+        (0..=self.full_hits(sequence)).rev().find(|blocks| passes(*blocks)).unwrap_or(0)
+    }
+
+    /// Number of blocks from the start of the sequence that full attention holds, without the last
+    /// token.
+    fn full_hits(&self, sequence: &Sequence) -> usize {
+        let most = self.last_point(sequence).min(sequence.hashes.len());
+        let held = sequence.hashes[..most].iter();
+        held.take_while(|hash| self.known.contains_key(&(FULL, **hash))).count()
+    }
+
+    /// The last block boundary before a sequence's last token, in blocks.
+    fn last_point(&self, sequence: &Sequence) -> usize {
+        sequence.tokens.len().saturating_sub(1) / self.block_size
     }
 
     /// Gives a new sequence blocks for all its tokens, reusing cached ones. `keep_free` further
@@ -172,13 +225,24 @@ impl KvCache {
     /// blocks.
     pub fn admit(&mut self, sequence: &mut Sequence, keep_free: usize) -> Option<usize> {
         let hits = self.hit_blocks(sequence);
-        let hit_ids: Vec<u32> = sequence.hashes[..hits].iter().map(|h| self.known[h][0]).collect();
-        let idle_hits = hit_ids.iter().filter(|id| self.blocks[**id as usize].users == 0).count();
-        let fresh = sequence.tokens.len().div_ceil(self.block_size) - hits;
+        let id_of = |group: usize, index: usize| self.known[&(group, sequence.hashes[index])][0];
+        let hit_ids: Vec<u32> = (0..hits).map(|index| id_of(FULL, index)).collect();
+        let points = [self.last_point(sequence), self.full_hits(sequence)];
+        let beside = self.groups.iter().enumerate().map(|(group, kind)| {
+            let needed = kind.needed(hits, self.block_size);
+            let hits_here = (hits - needed..hits).map(|index| id_of(group, index));
+            (hits_here.collect::<Vec<_>>(), kind.kept(&points, hits, self.block_size))
+        });
+        let beside: Vec<_> = beside.collect();
+        let all_hits: Vec<u32> =
+            hit_ids.iter().chain(beside.iter().flat_map(|(ids, _)| ids)).copied().collect();
+        let idle_hits = all_hits.iter().filter(|id| self.blocks[**id as usize].users == 0).count();
+        let kept: usize = beside.iter().map(|(_, kept)| kept.len()).sum();
+        let fresh = sequence.tokens.len().div_ceil(self.block_size) - hits + kept;
         if fresh + idle_hits + keep_free > self.free.len() {
             return None;
         }
-        for id in &hit_ids {
+        for id in &all_hits {
             let block = &mut self.blocks[*id as usize];
             if block.users == 0 {
                 self.free.remove(*id);
@@ -188,6 +252,13 @@ impl KvCache {
         sequence.blocks = hit_ids;
         sequence.registered = hits;
         self.grow(sequence, sequence.tokens.len());
+        sequence.beside = beside
+            .into_iter()
+            .map(|(hits, kept)| {
+                let kept = kept.into_iter().filter_map(|index| Some((index, self.take_free()?)));
+                GroupBlocks { hits, kept: kept.collect() }
+            })
+            .collect();
         Some(hits)
     }
 
@@ -199,14 +270,24 @@ impl KvCache {
             return false;
         }
         for _ in 0..missing {
-            let Some(id) = self.free.pop_front() else {
+            let Some(id) = self.take_free() else {
                 return false;
             };
-            self.forget(id);
-            self.blocks[id as usize].users = 1;
             sequence.blocks.push(id);
         }
         true
+    }
+
+    fn take_free(&mut self) -> Option<u32> {
+        let id = self.free.pop_front()?;
+        self.forget(id);
+        self.blocks[id as usize].users = 1;
+        Some(id)
+    }
+
+    fn cache(&mut self, id: u32, group: usize, hash: u64) {
+        self.blocks[id as usize].key = Some((group, hash));
+        self.known.entry((group, hash)).or_default().push(id);
     }
 
     /// Adds the full blocks among the first `computed` tokens to the prefix cache.
@@ -218,8 +299,7 @@ impl KvCache {
         }
         for index in from..until {
             let (id, hash) = (sequence.blocks[index], sequence.hashes[index]);
-            self.blocks[id as usize].hash = Some(hash);
-            self.known.entry(hash).or_default().push(id);
+            self.cache(id, FULL, hash);
         }
         sequence.registered = until;
         let namespace = &sequence.namespace;
@@ -231,6 +311,7 @@ impl KvCache {
             extra_keys: (from..until).map(|index| sequence.extra_keys(index)).collect(),
             medium: Medium::Device,
         };
+        self.register_beside(sequence, from..until, &stored);
         if let Some(host) = &mut self.host {
             host.describe(&stored, self.block_size);
             stored.hashes.iter().for_each(|hash| {
@@ -240,16 +321,47 @@ impl KvCache {
         self.events.push(CacheEvent::Stored(stored));
     }
 
+    /// Adds what the groups besides full attention keep of these blocks, and announces the blocks of
+    /// each group, even if it keeps none.
+    fn register_beside(
+        &mut self,
+        sequence: &mut Sequence,
+        blocks: Range<usize>,
+        stored: &StoredBlocks,
+    ) {
+        for (group, beside) in sequence.beside.iter_mut().enumerate() {
+            let kept: Vec<_> =
+                beside.kept.range(blocks.clone()).map(|(at, id)| (*at, *id)).collect();
+            for (index, id) in &kept {
+                self.cache(*id, group, sequence.hashes[*index]);
+            }
+            let of_kept = |(index, _): &(usize, u32)| sequence.hashes[*index];
+            let keys_of =
+                |(index, _): &(usize, u32)| stored.extra_keys[index - blocks.start].clone();
+            let stored = StoredBlocks {
+                hashes: kept.iter().map(of_kept).collect(),
+                extra_keys: kept.iter().map(keys_of).collect(),
+                ..stored.clone()
+            };
+            let kind = self.groups[group];
+            self.events.push(CacheEvent::GroupStored { group, kind, stored });
+        }
+    }
+
     /// Takes back a sequence's blocks, its tail first.
     pub fn release(&mut self, sequence: &mut Sequence) {
         let mut unhashed = Vec::new();
-        for id in std::mem::take(&mut sequence.blocks).into_iter().rev() {
+        let beside = std::mem::take(&mut sequence.beside).into_iter();
+        let beside =
+            beside.flat_map(|group| group.hits.into_iter().chain(group.kept.into_values()));
+        let all: Vec<u32> = beside.chain(std::mem::take(&mut sequence.blocks)).collect();
+        for id in all.into_iter().rev() {
             let block = &mut self.blocks[id as usize];
             block.users -= 1;
             if block.users > 0 {
                 continue;
             }
-            match block.hash {
+            match block.key {
                 Some(_) => self.free.push_back(id),
                 None => unhashed.push(id),
             }
@@ -266,7 +378,7 @@ impl KvCache {
         self.known.clear();
         self.host.iter_mut().for_each(HostTier::clear);
         for block in &mut self.blocks {
-            block.hash = None;
+            block.key = None;
         }
         self.events.push(CacheEvent::Cleared);
         true
@@ -278,15 +390,22 @@ impl KvCache {
     }
 
     fn forget(&mut self, id: u32) {
-        let Some(hash) = self.blocks[id as usize].hash.take() else {
+        let Some(key) = self.blocks[id as usize].key.take() else {
             return;
         };
-        if let Some(copies) = self.known.get_mut(&hash) {
+        let (group, hash) = key;
+        if let Some(copies) = self.known.get_mut(&key) {
             copies.retain(|copy| *copy != id);
             if copies.is_empty() {
-                self.known.remove(&hash);
-                self.move_to_host(hash);
+                self.known.remove(&key);
+                if group == FULL {
+                    self.move_to_host(hash);
+                }
             }
+        }
+        if group != FULL {
+            self.events.push(CacheEvent::GroupRemoved { group, hash });
+            return;
         }
         self.events.push(CacheEvent::Removed { hash, medium: Medium::Device });
     }

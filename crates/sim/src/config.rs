@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use serde::{Deserialize, Serialize};
 
+use crate::cache::GroupKind;
 use crate::faults::Fault;
 use crate::storage::SharedStorage;
 
@@ -173,6 +174,9 @@ pub struct SimConfig {
     /// Number of evicted blocks that are kept in host memory and announced with medium `CPU`. Prompts
     /// that need them load them; hand-offs and reads from other engines do not.
     pub host_blocks: usize,
+    /// The cache groups besides full attention, as in hybrid models. They keep blocks at a prompt's
+    /// resume points alone.
+    pub cache_groups: Vec<GroupKind>,
     /// Time to load one block from host memory, in microseconds.
     pub host_load_us_per_block: u64,
     /// The data type of the KV, as metrics report it. Engines exchange KV of one type only, as vLLM's
@@ -270,6 +274,7 @@ impl Default for SimConfig {
             block_size: 16,
             kv_blocks: 4096,
             host_blocks: 0,
+            cache_groups: Vec::new(),
             host_load_us_per_block: 0,
             kv_dtype: "auto".to_owned(),
             hash_seed: 0,

@@ -5,6 +5,7 @@ mod chat_template;
 mod context_lengths;
 mod engine_tokenizer;
 mod explain;
+mod hybrid;
 mod policies_live;
 mod predicted;
 mod ranks;

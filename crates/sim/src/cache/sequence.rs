@@ -1,5 +1,7 @@
 //! One sequence of tokens and the blocks that hold its KV.
 
+use std::collections::BTreeMap;
+
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// What keeps sequences with equal tokens apart: salt, adapter and images.
@@ -47,6 +49,17 @@ pub struct Sequence {
     pub(super) blocks: Vec<u32>,
     /// Number of `blocks` that are in the prefix cache.
     pub(super) registered: usize,
+    /// For each cache group besides full attention, the blocks that the sequence uses there.
+    pub(super) beside: Vec<GroupBlocks>,
+}
+
+/// The blocks of one sequence in a cache group besides full attention.
+#[derive(Debug, Default)]
+pub(super) struct GroupBlocks {
+    /// Blocks that were hit.
+    pub(super) hits: Vec<u32>,
+    /// New blocks that will be cached, by their index in the sequence.
+    pub(super) kept: BTreeMap<usize, u32>,
 }
 
 impl Sequence {
@@ -61,6 +74,7 @@ impl Sequence {
             hash_seed,
             blocks: Vec::new(),
             registered: 0,
+            beside: Vec::new(),
         };
         sequence.hash_full_blocks();
         sequence

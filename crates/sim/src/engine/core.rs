@@ -80,7 +80,8 @@ impl Core {
     pub(crate) fn new(config: &SimConfig) -> Self {
         Self {
             cache: KvCache::new(config.kv_blocks, config.block_size)
-                .with_host_blocks(config.host_blocks),
+                .with_host_blocks(config.host_blocks)
+                .with_groups(config.cache_groups.clone()),
             counters: Counters::default(),
             hand_offs: HandOffTable::default(),
             pulling_blocks: 0,
@@ -239,6 +240,7 @@ impl Core {
             return None;
         }
         step.events = self.cache.take_events();
+        self.counters.kv_events += step.events.len() as u64;
         Some(step)
     }
 

@@ -47,6 +47,8 @@ pub struct Counters {
     pub hand_offs_misused: u64,
     /// Engine steps.
     pub steps: u64,
+    /// KV events that steps have announced.
+    pub kv_events: u64,
 }
 
 impl Counters {
@@ -75,6 +77,7 @@ impl Counters {
             pulls_refused: self.pulls_refused + other.pulls_refused,
             hand_offs_misused: self.hand_offs_misused + other.hand_offs_misused,
             steps: self.steps + other.steps,
+            kv_events: self.kv_events + other.kv_events,
         }
     }
 }

@@ -18,6 +18,8 @@ pub(crate) struct Encoder {
     pub(crate) form: EventForm,
     pub(crate) hashes: HashForm,
     pub(crate) block_size: usize,
+    /// The number of full attention among the cache groups.
+    pub(crate) full_group: usize,
 }
 
 impl Encoder {
@@ -51,7 +53,15 @@ impl Encoder {
         }
         for event in events {
             match (event, self.form) {
-                (CacheEvent::Stored(stored), EventForm::Map) => self.stored_map(out, stored)?,
+                (CacheEvent::Stored(stored), EventForm::Map) => {
+                    self.stored_map(out, stored, (self.full_group, "full_attention", None))?;
+                }
+                (CacheEvent::GroupStored { group, kind, stored }, _) => {
+                    self.stored_map(out, stored, (*group, kind.name(), kind.window()))?;
+                }
+                (CacheEvent::GroupRemoved { group, hash }, _) => {
+                    self.removed_map(out, *hash, Medium::Device, *group)?;
+                }
                 (CacheEvent::Stored(stored), EventForm::Array) => self.stored_array(out, stored)?,
                 (CacheEvent::Removed { hash, medium }, form) => {
                     self.removed(out, *hash, *medium, form)?;
@@ -100,8 +110,15 @@ impl Encoder {
         write_str(out, group.1)
     }
 
-    fn stored_map(&self, out: &mut Vec<u8>, stored: &StoredBlocks) -> EncodeResult<()> {
-        write_map_len(out, 11)?;
+    /// `group` is the number, the kind and the sliding window of the cache group.
+    fn stored_map(
+        &self,
+        out: &mut Vec<u8>,
+        stored: &StoredBlocks,
+        group: (usize, &str, Option<usize>),
+    ) -> EncodeResult<()> {
+        let (number, kind, window) = group;
+        write_map_len(out, 11 + u32::from(window.is_some()))?;
         write_str(out, "type")?;
         write_str(out, "BlockStored")?;
         write_str(out, "block_hashes")?;
@@ -121,9 +138,13 @@ impl Encoder {
         write_str(out, "extra_keys")?;
         write_extra_keys(out, stored)?;
         write_str(out, "group_idx")?;
-        write_uint(out, 0)?;
+        write_uint(out, number as u64)?;
+        if let Some(window) = window {
+            write_str(out, "kv_cache_spec_sliding_window")?;
+            write_uint(out, window as u64)?;
+        }
         write_str(out, "kv_cache_spec_kind")?;
-        write_str(out, "full_attention")
+        write_str(out, kind)
     }
 
     fn stored_array(&self, out: &mut Vec<u8>, stored: &StoredBlocks) -> EncodeResult<()> {
@@ -147,17 +168,7 @@ impl Encoder {
         form: EventForm,
     ) -> EncodeResult<()> {
         match form {
-            EventForm::Map => {
-                write_map_len(out, 4)?;
-                write_str(out, "type")?;
-                write_str(out, "BlockRemoved")?;
-                write_str(out, "block_hashes")?;
-                self.write_hashes(out, &[hash])?;
-                write_str(out, "medium")?;
-                write_str(out, name_of(medium))?;
-                write_str(out, "group_idx")?;
-                write_uint(out, 0)?;
-            }
+            EventForm::Map => self.removed_map(out, hash, medium, self.full_group)?,
             EventForm::Array => {
                 write_array_len(out, 3)?;
                 write_str(out, "BlockRemoved")?;
@@ -166,6 +177,24 @@ impl Encoder {
             }
         }
         Ok(())
+    }
+
+    fn removed_map(
+        &self,
+        out: &mut Vec<u8>,
+        hash: u64,
+        medium: Medium,
+        group: usize,
+    ) -> EncodeResult<()> {
+        write_map_len(out, 4)?;
+        write_str(out, "type")?;
+        write_str(out, "BlockRemoved")?;
+        write_str(out, "block_hashes")?;
+        self.write_hashes(out, &[hash])?;
+        write_str(out, "medium")?;
+        write_str(out, name_of(medium))?;
+        write_str(out, "group_idx")?;
+        write_uint(out, group as u64).map(|_| ())
     }
 
     fn write_hashes(&self, out: &mut Vec<u8>, hashes: &[u64]) -> EncodeResult<()> {

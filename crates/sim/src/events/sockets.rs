@@ -109,6 +109,7 @@ impl EventSockets {
             form: config.event_form,
             hashes: config.hash_form,
             block_size: config.block_size,
+            full_group: config.cache_groups.len(),
         };
         let faults = Arc::clone(faults);
         let clock_ahead_s = config.clock_ahead_s;

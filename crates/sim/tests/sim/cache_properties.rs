@@ -62,6 +62,7 @@ fn follow(mirror: &mut BTreeMap<u64, usize>, host: &mut BTreeSet<u64>, events: V
                     mirror.remove(&hash);
                 }
             }
+            CacheEvent::GroupStored { .. } | CacheEvent::GroupRemoved { .. } => {}
             CacheEvent::Cleared => {
                 mirror.clear();
                 host.clear();

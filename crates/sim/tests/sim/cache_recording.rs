@@ -76,7 +76,7 @@ fn simulated_shapes(batches: &[Vec<CacheEvent>]) -> Vec<Vec<Shape>> {
             tokens: stored.tokens.clone(),
         },
         CacheEvent::Removed { hash, .. } => Shape::Removed { block: names.of(&hash.to_string()) },
-        CacheEvent::Cleared => panic!("nothing was cleared"),
+        other => panic!("no other event was recorded: {other:?}"),
     };
     batches.iter().map(|batch| batch.iter().map(&mut shape).collect()).collect()
 }

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod abort;
+mod cache_groups;
 mod cache_properties;
 mod cache_recording;
 mod cluster;

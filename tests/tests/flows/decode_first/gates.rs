@@ -2,6 +2,7 @@
 
 use serde_json::json;
 use splitrail_kv::{HashSeed, Namespace, chain_hashes};
+use splitrail_sim::cache::GroupKind;
 use splitrail_sim::{FaultKind, OddEvent, SimConfig};
 use splitrail_tests::client::whole_text;
 use splitrail_tests::trial::{COMPLETIONS, Reference};
@@ -203,6 +204,25 @@ async fn the_decode_worker_that_holds_most_is_tried() {
         assert_eq!(tried(&reply), ("router", "served"));
         assert_eq!(reply.route("decode"), Some(holder.as_str()));
     }
+    trial.finish().await;
+}
+
+#[tokio::test]
+async fn the_routers_gate_opens_on_a_hybrid_model_by_what_its_engine_will_use() {
+    fn hybrid(_: &str, config: &mut SimConfig) {
+        config.cache_groups = vec![GroupKind::SlidingWindow { tokens: 40 }];
+    }
+    let spec = Spec { engine: hybrid, ..with_model("gate: { kind: router }") };
+    let mut trial = Trial::start(spec).await;
+    trial.post("ok", COMPLETIONS, &body(320, 345, Some(0.0))).await;
+    trial.cluster.settle().await;
+    let same = trial.post("ok", COMPLETIONS, &body(320, 345, Some(0.9))).await;
+    assert_eq!(tried(&same), ("router", "served"));
+    let other = trial.post("ok", COMPLETIONS, &body(320, 350, Some(0.9))).await;
+    assert_eq!(tried(&other), ("router", "skipped"), "full attention alone holds the prefix");
+    trial.cluster.settle().await;
+    let third = trial.post("ok", COMPLETIONS, &body(320, 352, Some(0.9))).await;
+    assert_eq!(tried(&third), ("router", "served"), "the second prompt has stored the junction");
     trial.finish().await;
 }
 

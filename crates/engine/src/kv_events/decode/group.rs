@@ -89,6 +89,8 @@ impl KnownGroups {
         self.groups.insert(number, KnownGroup { usage, block_size });
         match usage {
             GroupUse::Unfollowed => StoredUse::Unfollowed,
+            // An event without a block size cannot be used, which its reader says.
+            GroupUse::Spine if said.block_size == 0 => StoredUse::Spine,
             _ if said.block_size < block_size => StoredUse::Part,
             GroupUse::Spine => StoredUse::Spine,
             GroupUse::Beside(rule) => StoredUse::Beside(CacheGroup { number, rule, block_size }),
