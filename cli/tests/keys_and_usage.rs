@@ -108,12 +108,13 @@ fn usage_sums_the_ledger_and_its_rotated_files() {
     let folder = tempfile::tempdir().unwrap();
     let ledger = folder.path().join("ledger.jsonl");
     let line = |tenant: Value, outcome: &str, ended_unix_ms: u64| {
-        let tokens = if outcome == "ok" { json!(100) } else { Value::Null };
+        // Of a request that failed, nothing counts.
+        let counts = |tokens: u64| if outcome == "ok" { json!(tokens) } else { Value::Null };
         let line = json!({
             "version": 1, "request_id": "r", "tenant": tenant, "model": "m", "endpoint": "chat",
             "flow": "aggregated", "outcome": outcome, "arrived_unix_ms": 1,
-            "ended_unix_ms": ended_unix_ms, "prompt_tokens": tokens, "cached_tokens": 16,
-            "completion_tokens": 4, "wasted_prompt_tokens": 0, "told": null, "prompts": [],
+            "ended_unix_ms": ended_unix_ms, "prompt_tokens": counts(100), "cached_tokens": counts(16),
+            "completion_tokens": counts(4), "wasted_prompt_tokens": 0, "told": null, "prompts": [],
         });
         format!("{line}\n")
     };

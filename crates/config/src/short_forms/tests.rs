@@ -300,11 +300,11 @@ fn the_notes_name_features_that_other_keys_turn_off() {
     let other = "    policy: { kind: kv_overlap }\n";
     let told = notes(&hub, other);
     assert!(told.ends_with("; queue off: the policy is not predicted_ttft (`queue: {}` adds one)"));
-    let blind = notes(&empty(), "");
+    let blind = notes(&empty(), "    tokenizer: none\n");
     assert!(blind.ends_with("queue and cache_loss_tracking off: no tokenizer"), "{blind}");
     // What is written down needs no note.
     assert!(!notes(&hub, &format!("{other}    queue: none\n")).contains(" off"));
-    let none = "    queue: none\n    cache_loss_tracking: none\n";
+    let none = "    tokenizer: none\n    queue: none\n    cache_loss_tracking: none\n";
     assert!(!notes(&empty(), none).contains(" off"));
 }
 
