@@ -70,6 +70,7 @@ LAST = (
     "test_adapter.py",
     "test_data_parallel.py",
     "test_fetch.py",
+    "test_hybrid.py",
     "test_mooncake.py",
     "test_push.py",
     "test_shared_storage.py",

@@ -16,6 +16,7 @@
 #   engines.sh ranks PORT                     a server with two data-parallel ranks
 #   engines.sh embed PORT                     a server that embeds, and generates nothing
 #   engines.sh adapter PORT                   a server that also serves the LoRA adapter `tiny-lora`
+#   engines.sh hybrid PORT KIND BLOCKS        a server of a tiny hybrid model (make_tiny_hybrid.py)
 #   engines.sh crash PORT...                  kills servers of a pair
 #   engines.sh again PORT...                  starts servers of a pair that were killed, as what they were
 #   engines.sh freeze PORT...                 stops all processes of servers, until `thaw PORT...`
@@ -480,9 +481,20 @@ adapter() {
     await "$1"
 }
 
+hybrid() {
+    [ $# -eq 3 ] || die "usage: engines.sh hybrid PORT KIND BLOCKS"
+    install
+    model=$dir/tiny-hybrid-$2
+    "$venv/bin/python" "$here/make_tiny_hybrid.py" "$model" "$2" "$tiny_model"
+    # The layers of these models come in bfloat16 only.
+    calmly launch "$1" --load-format dummy --dtype bfloat16 --max-model-len 1024 --max-num-batched-tokens 512 \
+        --num-gpu-blocks-override "$3"
+    await "$1"
+}
+
 command=${1:-}
 [ $# -eq 0 ] || shift
 case $command in
-    install | pd | bidirectional | push | peers | shared_storage | mooncake | plain | ranks | embed | adapter | crash | again | freeze | thaw | status | stop) "$command" "$@" ;;
+    install | pd | bidirectional | push | peers | shared_storage | mooncake | plain | ranks | embed | adapter | hybrid | crash | again | freeze | thaw | status | stop) "$command" "$@" ;;
     *) sed -n '2,/^set /{/^set /d; s/^# \{0,1\}//; p}' "${BASH_SOURCE[0]}" >&2; exit 64 ;;
 esac

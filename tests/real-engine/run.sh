@@ -12,6 +12,7 @@
 # SPLITRAIL_EMBED_PORT                            18103; a third server, for as long as its tests take
 # SPLITRAIL_RANKS_PORT                            18104; the same, with two data-parallel ranks
 # SPLITRAIL_ADAPTER_PORT                          18105; the same, with a LoRA adapter
+# SPLITRAIL_HYBRID_PORT                           18119; tiny hybrid models, one after the other
 # SPLITRAIL_OTLP_PORT                             18106; where the tests receive traces of routers and engines
 # SPLITRAIL_PUSH_PREFILL_PORT, SPLITRAIL_PUSH_DECODE_PORT
 #                                                 18111 and 18112; a pair that pushes, for its tests
@@ -43,6 +44,7 @@ export SPLITRAIL_BIN=$binary SPLITRAIL_MODEL_PATH=$engine_dir/tiny-model
 export SPLITRAIL_PREFILL_PORT=${SPLITRAIL_PREFILL_PORT:-18101} SPLITRAIL_DECODE_PORT=${SPLITRAIL_DECODE_PORT:-18102}
 export SPLITRAIL_EMBED_PORT=${SPLITRAIL_EMBED_PORT:-18103} SPLITRAIL_RANKS_PORT=${SPLITRAIL_RANKS_PORT:-18104}
 export SPLITRAIL_ADAPTER_PORT=${SPLITRAIL_ADAPTER_PORT:-18105}
+export SPLITRAIL_HYBRID_PORT=${SPLITRAIL_HYBRID_PORT:-18119}
 export SPLITRAIL_OTLP_PORT=${SPLITRAIL_OTLP_PORT:-18106}
 export SPLITRAIL_PUSH_PREFILL_PORT=${SPLITRAIL_PUSH_PREFILL_PORT:-18111}
 export SPLITRAIL_PUSH_DECODE_PORT=${SPLITRAIL_PUSH_DECODE_PORT:-18112}
@@ -67,7 +69,7 @@ stop_engines() {
     if [ -n "$own_folder" ]; then rm -rf "$own_folder"; fi
     # shellcheck disable=SC2086
     "$here/engines.sh" stop "$SPLITRAIL_PREFILL_PORT" "$SPLITRAIL_DECODE_PORT" \
-        "$SPLITRAIL_EMBED_PORT" "$SPLITRAIL_RANKS_PORT" "$SPLITRAIL_ADAPTER_PORT" \
+        "$SPLITRAIL_EMBED_PORT" "$SPLITRAIL_RANKS_PORT" "$SPLITRAIL_ADAPTER_PORT" "$SPLITRAIL_HYBRID_PORT" \
         "$SPLITRAIL_PUSH_PREFILL_PORT" "$SPLITRAIL_PUSH_DECODE_PORT" \
         "$SPLITRAIL_STORAGE_PREFILL_PORT" "$SPLITRAIL_STORAGE_DECODE_PORT" \
         "$SPLITRAIL_MOONCAKE_PREFILL_PORT" "$SPLITRAIL_MOONCAKE_DECODE_PORT" \

@@ -133,6 +133,7 @@ fn act_on_drift(served: &ServedModel, worker: &Worker) {
                 over_blocks,
                 under_blocks,
                 overlap_discount = decision.discount,
+                likely_cause = likely_cause(worker),
                 "the worker's cached_tokens are not what the index promises: its KV events are \
                  read again"
             );
@@ -148,8 +149,22 @@ fn act_on_drift(served: &ServedModel, worker: &Worker) {
             worker = id,
             samples,
             over_blocks,
+            likely_cause = likely_cause(worker),
             "the worker still finds less than the index promises, after drift.resyncs_max \
-             readings: no KV routing to it until it comes back. Does it announce what it evicts?"
+             readings: no KV routing to it until it comes back"
         ),
+    }
+}
+
+/// Why an engine most probably uses something else than its KV events say.
+fn likely_cause(worker: &Worker) -> &'static str {
+    let stats = &worker.kv.event_stats;
+    if !stats.unfollowed_groups().is_empty() {
+        "the model is hybrid, and some of its cache groups are not followed"
+    } else if !stats.followed_groups().is_empty() {
+        "the model is hybrid, and an option that no event names changes its hits: speculative decoding \
+         (EAGLE, MTP), which drops the end of a hit, or bounded replay of sliding windows"
+    } else {
+        "the engine does not announce all that it evicts, or has speculative decoding (EAGLE, MTP)"
     }
 }

@@ -58,6 +58,21 @@ models:
 {workers}
 """
 
+# A hybrid model on one worker, whose block size the engine decides.
+HYBRID = """\
+listen:
+  http: 127.0.0.1:0
+  admin: 127.0.0.1:0
+models:
+  - name: tiny
+    tokenizer: {{ kind: huggingface, path: "{model_path}" }}
+    flow: aggregated
+    connector: none
+    canary: {{ interval: 24h }}
+    workers:
+{workers}
+"""
+
 # A model with an adapter, on one worker.
 ADAPTER = """\
 listen:
@@ -144,6 +159,10 @@ def adapter_config(model_path, adapter, workers):
     return ADAPTER.format(
         adapter=adapter, block_size=BLOCK_SIZE, model_path=model_path, workers=workers
     )
+
+
+def hybrid_config(model_path, workers):
+    return HYBRID.format(model_path=model_path, workers="\n".join(workers))
 
 
 class Router:

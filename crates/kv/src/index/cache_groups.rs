@@ -76,7 +76,7 @@ impl CacheGroups {
         &self.shown
     }
 
-    /// Number of names, over all classes.
+    /// Number of names, over all groups.
     pub(super) fn len(&self) -> usize {
         self.classes.iter().map(Class::len).sum()
     }
@@ -90,6 +90,10 @@ impl CacheGroups {
         limit: usize,
     ) -> usize {
         let class = self.class_of(event.group);
+        if self.len() > limit {
+            // Each further group takes room for all names of its class.
+            self.clear();
+        }
         let room = limit.saturating_sub(self.len());
         let left_out = self.classes[class].store(event, spine, room, &mut self.changed);
         self.show();

@@ -8,8 +8,8 @@
 mod counting;
 
 use splitrail_kv::{
-    BlockHash, BlockName, EngineHash, HashSeed, HashedBlock, Index, IndexConfig, KvEvent, Overlaps,
-    RunNames, SnapshotRun, StoredBlock, Tier, WorkerKey,
+    BlockHash, BlockName, CacheGroup, EngineHash, GroupRule, HashSeed, HashedBlock, Index,
+    IndexConfig, KvEvent, Overlaps, RunNames, SnapshotRun, StoredBlock, Tier, WorkerKey,
 };
 
 use crate::counting::allocated;
@@ -76,7 +76,28 @@ impl PseudoRandom {
                 let salt = (self.below(10) == 0).then(|| self.below(5).to_string());
                 KvEvent::Stored { parent, blocks, adapter: None, salt, tier: self.tier() }
             }
-            60..99 => {
+            60..70 => {
+                let rule = match self.below(3) {
+                    0 => GroupRule::Prefix,
+                    1 => GroupRule::Window { tokens: self.below(40) as u32 },
+                    _ => GroupRule::State,
+                };
+                let block_size = [0, 1, 2, 3, BLOCK_SIZE, 2 * BLOCK_SIZE][self.below(6)];
+                let numbers = if self.below(50) == 0 { 300 } else { 3 };
+                let number = self.below(numbers) as u32;
+                let tokens = [0, 8, 40, u32::MAX][self.below(4)];
+                KvEvent::GroupStored {
+                    group: CacheGroup { number, rule, block_size },
+                    parent: (self.below(3) > 0).then(|| self.name()),
+                    tokens,
+                    hashes: (0..count).map(|_| self.name()).collect(),
+                }
+            }
+            70..80 => {
+                let hashes = (0..count * 3).map(|_| self.name()).collect();
+                KvEvent::GroupRemoved { group: self.below(4) as u32, hashes }
+            }
+            80..99 => {
                 let hashes = (0..count * 3).map(|_| self.name()).collect();
                 KvEvent::Removed { hashes, tier: self.tier() }
             }

@@ -118,9 +118,9 @@ impl Class {
         self.followers.clear();
     }
 
-    /// Number of names.
+    /// Number of names, once for each group.
     pub(super) fn len(&self) -> usize {
-        self.names.len()
+        self.names.len() * self.groups.len()
     }
 
     /// Whether the groups hold what they need to resume after a block of the spine.
@@ -128,9 +128,9 @@ impl Class {
         self.nodes.get(&hash.0).is_some_and(|node| node.run >= self.need.min(node.length))
     }
 
-    /// Stores one copy of each block of an event, of those for which there is `room`; adds to
-    /// `changed` the blocks of the spine after which the class may pass or fail now. Returns the
-    /// number of names that found no room.
+    /// Stores one copy of each block of an event, of those whose names have `room`; adds to `changed`
+    /// the blocks of the spine after which the class may pass or fail now. Returns the number of names
+    /// that found no room.
     pub(super) fn store(
         &mut self,
         event: GroupBlocks<'_>,
@@ -145,11 +145,11 @@ impl Class {
         let places = self.places(event, spine);
         for (hash, place) in event.hashes.iter().zip(places) {
             if !self.names.contains_key(hash) {
-                if room == 0 {
+                let Some(left) = room.checked_sub(self.groups.len()) else {
                     left_out += 1;
                     continue;
-                }
-                room -= 1;
+                };
+                room = left;
             }
             self.store_one(*hash, group, place, changed);
         }
@@ -171,11 +171,14 @@ impl Class {
         let is_new = name.node.is_none();
         let Some(key) = name.node.or(place.map(|place| place.key)) else { return };
         name.node = Some(key);
+        let is_first = !self.nodes.contains_key(&key);
         let node = self.nodes.entry(key).or_default();
         node.names += u32::from(is_new);
         node.held += u32::from(is_held && !was_counted);
         if let Some(place) = place {
-            node.length = place.length;
+            if is_first {
+                node.length = place.length;
+            }
             node.end = node.end.or(place.end);
             // An event need not name the block before its first.
             if node.before.is_none() {
@@ -264,7 +267,9 @@ impl Class {
         let mut rest = vec![key];
         while let Some(key) = rest.pop() {
             let Some(node) = self.nodes.get(&key) else { continue };
-            let before = node.before.and_then(|before| self.nodes.get(&before));
+            // Lengths that grow along a chain keep one without an end from being counted for ever.
+            let is_next = |before: &&Node| before.length.checked_add(1) == Some(node.length);
+            let before = node.before.and_then(|before| self.nodes.get(&before)).filter(is_next);
             let run = match node.held {
                 0 => 0,
                 _ => before.map_or(0, |before| before.run).saturating_add(1).min(self.need),
@@ -304,10 +309,10 @@ impl Class {
             None => Some(0),
             Some(parent) => self.length_at(parent, parts, spine),
         };
-        let after = start.map(|start| start + tokens / self.block_size.max(1));
+        let after = start.map(|start| start.saturating_add(tokens / self.block_size.max(1)));
         let mut lengths = vec![None; hashes.len()];
         // From the back: each block is one before the next, unless the spine says where it is.
-        let mut next = after.map(|after| after + 1);
+        let mut next = after.map(|after| after.saturating_add(1));
         for (at, end) in ends.iter().enumerate().rev() {
             let known = end.map(|end| end.depth.saturating_mul(parts));
             lengths[at] = known.or_else(|| next.and_then(|next| u32::checked_sub(next, 1)));
@@ -316,7 +321,7 @@ impl Class {
         // Where a block of the spine ends, its chained hash is the key, which events need not name.
         let on_spine = |at: usize, length: u32| {
             let next = (at..hashes.len()).find(|next| ends[*next].is_some())?;
-            let back = ends[next]?.depth - length / parts;
+            let back = ends[next]?.depth.checked_sub(length / parts)?;
             spine.before(hashes[next], back).map(|hash| hash.0)
         };
         let before = |at: usize| {
