@@ -170,6 +170,10 @@ audit: {{ path: {:?} }}",
         http.post_with(COMPLETIONS, &headers, body).await.status == 200
     })
     .await;
+    // Some figures of a worker are shown after some requests only.
+    for _ in 0..4 {
+        assert_eq!(http.post_with(COMPLETIONS, &headers, body).await.status, 200);
+    }
 
     let started = Instant::now();
     flood(router.http, 0, WARM_REQUESTS).await;

@@ -148,7 +148,8 @@ struct World {
 }
 
 async fn engine(role: Role) -> SimEngine {
-    let config = SimConfig { role, ..SimConfig::default() };
+    // One of them serves another model as well.
+    let config = SimConfig { role, adapters: vec!["rawpd".into()], ..SimConfig::default() };
     SimEngine::start(config).await.unwrap()
 }
 
