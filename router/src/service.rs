@@ -254,10 +254,9 @@ async fn answer(
         detail,
     };
     let (body, keep_alive) = request.reply(keep_alive, scope).await?;
-    let route = Route(decisions);
     let server_timing = debugs.then(|| context.timeline.server_timing());
     let removed_fields = prepared.removed.header();
-    Ok((Reply { route, server_timing, removed_fields, body }, keep_alive))
+    Ok((Reply { route: Route(decisions), server_timing, removed_fields, body }, keep_alive))
 }
 
 /// After which silence a comment goes out to the client, if ever. gRPC keeps its connections open

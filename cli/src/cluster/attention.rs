@@ -220,6 +220,27 @@ pub(crate) fn of_worker(worker: &WorkerSnapshot) -> Vec<Attention> {
         let found_often = Attention::new(Kind::IndexRebuiltOften, message);
         found.push(found_often.advise(rebuild_advice(reason)));
     }
+    found.extend(performance(worker));
+    if !worker.no_hand_off.is_empty() {
+        let endpoints = worker.no_hand_off.join(", ");
+        let message = format!("handed nothing over on {endpoints}");
+        found.push(Attention::new(Kind::NoHandOff, message));
+    }
+    if let Some(message) = upper_bound(worker) {
+        let advice = "docs/parity.md, hybrid models, says what this means";
+        found.push(Attention::new(Kind::OverlapIsUpperBound, message).advise(advice));
+    }
+    for attention in &mut found {
+        attention.model = Some(worker.model.clone());
+        attention.worker = Some(worker.id.clone());
+    }
+    found
+}
+
+/// What is wrong with the work of a worker's engine.
+fn performance(worker: &WorkerSnapshot) -> Vec<Attention> {
+    use AttentionKind as Kind;
+    let mut found = Vec::new();
     if worker.full {
         let advice = "the fleet is too small for its load, or the engine's queue too short";
         let message = "full: its engine refuses requests (429 or 503)";
@@ -235,19 +256,6 @@ pub(crate) fn of_worker(worker: &WorkerSnapshot) -> Vec<Attention> {
         let message = format!("reports no load ({cause}): only what the router has booked counts");
         let advice = "make its `/metrics` reachable for the router (SGLang: --enable-metrics)";
         found.push(Attention::new(Kind::NoLoad, message).advise(advice));
-    }
-    if !worker.no_hand_off.is_empty() {
-        let endpoints = worker.no_hand_off.join(", ");
-        let message = format!("handed nothing over on {endpoints}");
-        found.push(Attention::new(Kind::NoHandOff, message));
-    }
-    if let Some(message) = upper_bound(worker) {
-        let advice = "docs/parity.md, hybrid models, says what this means";
-        found.push(Attention::new(Kind::OverlapIsUpperBound, message).advise(advice));
-    }
-    for attention in &mut found {
-        attention.model = Some(worker.model.clone());
-        attention.worker = Some(worker.id.clone());
     }
     found
 }

@@ -120,6 +120,27 @@ fn nested(depth: usize) -> Vec<u8> {
     })
 }
 
+/// The usual fields and one more.
+fn with<'a>(name: &'a str, value: &'a str) -> [(&'a str, &'a str); 3] {
+    [USUAL[0], USUAL[1], (name, value)]
+}
+
+#[tokio::test]
+async fn more_metadata_than_is_allowed_exhausts_resources() {
+    let solo = Solo::start("{}", engine).await;
+    let (caller, whole) = (Caller::new(&solo), framed(MESSAGE));
+    let large = "v".repeat(20_000);
+    let many: Vec<String> = (0..200).map(|i| format!("x-{i}")).collect();
+    let many: Vec<_> = many.iter().map(|name| (&**name, "v")).collect();
+    for fields in [&with("x-large", &large)[..], &[USUAL, &many].concat()] {
+        for path in [GENERATE, CHECK] {
+            let outcome = caller.call(path, fields, &whole).await;
+            assert_eq!(outcome, (200, Some("8".into())), "{} fields", fields.len());
+        }
+    }
+    assert_eq!(caller.call(GENERATE, USUAL, &whole).await, (200, Some("0".into())));
+}
+
 #[tokio::test]
 async fn a_call_of_a_wrong_form_gets_a_status_and_reaches_no_engine() {
     let solo = Solo::start("{}", engine).await;
@@ -142,9 +163,6 @@ async fn a_call_of_a_wrong_form_gets_a_status_and_reaches_no_engine() {
             assert_eq!(caller.call(path, fields, &whole).await, (status, None), "{fields:?}");
         }
     }
-    fn with<'a>(name: &'a str, value: &'a str) -> [(&'a str, &'a str); 3] {
-        [USUAL[0], USUAL[1], (name, value)]
-    }
     let heads = [
         (&USUAL[..1], "13"),
         (&with("grpc-encoding", "gzip")[..], "12"),
@@ -158,15 +176,6 @@ async fn a_call_of_a_wrong_form_gets_a_status_and_reaches_no_engine() {
         (&with("grpc-timeout", "0n")[..], "4"),
         (&with("x-splitrail-flow", "evil")[..], "3"),
     ];
-    let large = "v".repeat(20_000);
-    let many: Vec<String> = (0..200).map(|i| format!("x-{i}")).collect();
-    let many: Vec<_> = many.iter().map(|name| (&**name, "v")).collect();
-    for fields in [&with("x-large", &large)[..], &[&USUAL[..], &many].concat()] {
-        for path in [GENERATE, CHECK] {
-            let outcome = caller.call(path, fields, &whole).await;
-            assert_eq!(outcome, (200, Some("8".into())), "{} fields", fields.len());
-        }
-    }
     for (fields, status) in heads {
         let outcome = caller.call(GENERATE, fields, &whole).await;
         assert_eq!(outcome, (200, Some(status.into())), "{fields:?}");

@@ -110,9 +110,10 @@ mod tests {
     #[tokio::test]
     async fn a_long_request_does_not_wait_behind_long_replies() {
         const BYTES: usize = 2 * LONG_BYTES;
+        const REPLIES: usize = 20;
         let cores = Cores::new(2);
-        let (begin, begun) = mpsc::channel();
-        let (done, order) = mpsc::channel();
+        let (begin, begun) = mpsc::sync_channel(REPLIES);
+        let (done, order) = mpsc::sync_channel(REPLIES + 1);
         let begun = Arc::new(std::sync::Mutex::new(begun));
         let reply = |_| {
             let (begun, done) = (Arc::clone(&begun), done.clone());
@@ -126,10 +127,10 @@ mod tests {
             tokio::task::yield_now().await;
             let done = done.clone();
             let work = cores.run_off_reactor(BYTES, move || done.send("request").unwrap());
-            let release = async { (0..20).for_each(|_| begin.send(()).unwrap()) };
+            let release = async { (0..REPLIES).for_each(|_| begin.send(()).unwrap()) };
             tokio::join!(work, release).0
         };
-        let (replies, request) = tokio::join!(join_all((0..20).map(reply)), request);
+        let (replies, request) = tokio::join!(join_all((0..REPLIES).map(reply)), request);
         request.unwrap();
         assert!(replies.into_iter().all(|reply| reply.is_ok()));
         let place = order.try_iter().position(|done| done == "request").unwrap();

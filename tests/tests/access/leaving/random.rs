@@ -268,7 +268,8 @@ impl Stand {
 #[tokio::test]
 async fn random_requests_leavings_and_faults_are_accounted_for_to_the_token() {
     let mut random = StdRng::seed_from_u64(0x5eed);
-    let (plan, asked): (Plan, Arc<Mutex<HashMap<usize, usize>>>) = Default::default();
+    let plan = Plan::default();
+    let asked: Arc<Mutex<HashMap<usize, usize>>> = Arc::default();
     let model = "breaker: { failures: 0 }
 retries: { decode: 2, budget_percent: 1000 }
 health: { ejection: { failure_percent: 0 } }";
