@@ -290,7 +290,11 @@ health: { ejection: { failure_percent: 0 } }";
         let admitted: Vec<_> = played.iter().filter(|(_, status)| *status != 429).collect();
         refused += played.len() - admitted.len();
         let lines = (round + 1) * AT_ONCE - refused;
-        eventually("the lines are written", async || ledger_lines(&path).len() >= lines).await;
+        eventually("the lines are written", async || {
+            let text = std::fs::read_to_string(&path).unwrap_or_default();
+            text.ends_with('\n') && text.lines().count() >= lines
+        })
+        .await;
         let written = ledger_lines(&path);
         let written = &written[lines - admitted.len()..];
         // Each course has its outcome and its tokens, and nobody else's.

@@ -38,7 +38,7 @@ async fn a_slow_prefill_worker_is_found_by_its_legs_and_its_costs() {
     let slow = walk.worker(3, "p0", |worker| costs(worker) > 1_000.0).await;
     let fast = walk.worker(3, "p1", |worker| costs(worker) > 0.0).await;
     assert!(costs(&slow) > 3.0 * costs(&fast), "{slow}, {fast}");
-    walk.fires(&[]).await;
+    walk.fires(&["SplitrailWorkerSlow"]).await;
 }
 
 #[tokio::test]
@@ -63,7 +63,7 @@ async fn a_worker_that_hangs_is_found_by_its_state() {
     let p0 = [("worker", "p0"), ("leg", "prefill"), ("reason", "engine_timeout")];
     walk.until(3, "splitrail_worker_leg_failures_total", |now| value(now, &p0) > 0.0).await;
     walk.worker(3, "p0", |worker| worker["state"] == "stuck").await;
-    walk.fires(&[]).await;
+    walk.fires(&["SplitrailWorkerDown"]).await;
 }
 
 #[tokio::test]
