@@ -51,6 +51,13 @@ pub(super) async fn learn(served: &ServedModel, worker: &Worker, patience: Durat
     true
 }
 
+/// Asks one engine again which models it serves: it may have loaded one without a restart.
+pub(super) async fn learn_models_again(served: &ServedModel, worker: &Worker, patience: Duration) {
+    if let Some(models) = ask(served, worker, worker.engine.kind.paths().models, patience).await {
+        learn_models(served, worker, &models);
+    }
+}
+
 /// The reply to a `GET`, of any status.
 async fn ask(
     served: &ServedModel,
@@ -85,8 +92,9 @@ fn learn_models(served: &ServedModel, worker: &Worker, reply: &WholeReply) {
     let said = models.iter().filter_map(|model| model.context_tokens).min();
     worker.engine.facts.set_context_tokens(said.unwrap_or(u32::MAX));
     let lacks_model = !models.iter().any(|model| model.name == served.name());
+    let is_known = worker.is_unready_for(UnreadyCause::LacksModel);
     worker.set_unready(UnreadyCause::LacksModel, lacks_model);
-    if lacks_model {
+    if lacks_model && !is_known {
         let shown = |name: &str| name.chars().take(NAME_MAX_CHARS).collect::<String>();
         let serves: Vec<_> = models.iter().map(|model| shown(&model.name)).take(8).collect();
         tracing::error!(

@@ -8,7 +8,7 @@ use splitrail_engine::load::EngineLoad;
 use tokio::time::MissedTickBehavior;
 
 use super::engine_facts::KvNames;
-use super::learn::learn;
+use super::learn::{learn, learn_models_again};
 use super::worker::{UnreadyCause, Worker};
 use crate::ServedModel;
 use splitrail_api::error::{Error, ErrorKind, Fault};
@@ -77,6 +77,9 @@ async fn follow_liveness(served: &Arc<ServedModel>, worker: &Arc<Worker>) {
                     served.pool.speculative_index.forget(worker.index);
                 }
             }
+        }
+        if worker.is_unready_for(UnreadyCause::LacksModel) {
+            learn_models_again(served, worker, config.probe_timeout).await;
         }
         if worker.is_unready_for(UnreadyCause::RefusesKey) && takes_key(served, worker).await {
             worker.set_unready(UnreadyCause::RefusesKey, false);

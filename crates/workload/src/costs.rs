@@ -279,9 +279,7 @@ impl Costs {
 
     /// Whether the times of prefills or decode steps have been observed.
     pub fn are_learned(&self) -> bool {
-        let state = self.lock();
-        let evidence = [state.learner.prefill_evidence(), state.learner.step_evidence()];
-        evidence.iter().any(|stage| stage.observations > 0)
+        self.lock().is_learned()
     }
 
     /// Learns from a hand-off: the KV of `tokens` arrived within `seconds`.

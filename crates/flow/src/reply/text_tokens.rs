@@ -30,7 +30,7 @@ impl TextTokens {
         Self { prompt, text: String::new(), counted: 0, events: 0, reported: 0, most }
     }
 
-    /// Begins anew, because the tokens so far are known.
+    /// Drops the text and the counts so far, because the engine has named the tokens.
     pub(super) fn restart(&mut self) {
         *self = Self::new(self.prompt.take(), self.most);
     }
