@@ -66,8 +66,8 @@ pub struct Asked {
     pub before: usize,
 }
 
-/// The list of the model.
-const MODELS: &str = r#"{"object":"list","data":[{"id":"sim"}]}"#;
+/// The list of its models.
+const MODELS: &str = r#"{"object":"list","data":[{"id":"sim"},{"id":"other"}]}"#;
 
 type Script = dyn Fn(&Asked) -> Turn + Send + Sync;
 
@@ -85,7 +85,8 @@ pub struct RawEngine {
 }
 
 impl RawEngine {
-    /// Answers each POST as `script` says, and each GET with the list of its model.
+    /// Answers each POST as `script` says, and each GET with the list of its models, `sim` and
+    /// `other`.
     pub async fn start(script: impl Fn(&Asked) -> Turn + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
         let address = listener.local_addr().expect("an address");

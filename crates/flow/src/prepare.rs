@@ -35,10 +35,6 @@ use engine_tokens::{EngineTokens, Question};
 pub use short::{indentation_bytes, is_harmless};
 use tokens::Tokens;
 
-/// Bodies of which a template may make more than this are long: they take some tens of milliseconds
-/// or more.
-const LONG_BYTES: usize = 256 << 10;
-
 /// The reason that is given if only the blocks of a prompt before its first medium are known.
 pub const MEDIA_FOLLOWS: &str = "media after the known blocks";
 

@@ -18,7 +18,7 @@ use tokio::net::TcpStream;
 use tonic::Code;
 use tonic::transport::Endpoint;
 
-use super::support::{Site, engine, engine_of, yaml};
+use super::support::{Site, engine, yaml};
 
 /// A router to which shims may attach under names of their own.
 async fn open() -> Site {
@@ -173,7 +173,7 @@ async fn a_token_with_models_speaks_for_no_worker_of_another_model() {
   tokens:
     - { token: { kind: file, path: of-sim }, workers: [\"d-*\"], models: [sim] }
     - { token: { kind: file, path: of-other }, workers: [\"d-*\"], models: [other] }";
-    let (own, others) = (engine().await, engine_of("other").await);
+    let (own, others) = (engine().await, engine().await);
     let model = format!(
         "    discovery: [{{ kind: shim }}]
   - name: other

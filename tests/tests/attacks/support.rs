@@ -38,15 +38,10 @@ pub(super) struct Site {
 
 /// An engine that answers everything.
 pub(super) async fn engine() -> ScriptedServer {
-    engine_of("sim").await
-}
-
-/// The same, of another model.
-pub(super) async fn engine_of(model: &str) -> ScriptedServer {
-    let models = format!(r#"{{"data":[{{"id":"{model}"}}]}}"#);
-    ScriptedServer::start(move |heard| match heard.is_inference() {
+    const MODELS: &str = r#"{"data":[{"id":"sim"},{"id":"other"}]}"#;
+    ScriptedServer::start(|heard| match heard.is_inference() {
         true => whole_reply(),
-        false => ScriptedReply::json(200, &models),
+        false => ScriptedReply::json(200, MODELS),
     })
     .await
 }

@@ -62,6 +62,8 @@ pub(crate) const HEALTHY: &[(&str, &str)] = &[
     ("splitrail_worker_up{instance=\"r1\",model=\"n\",worker=\"w2\",role=\"both\"}", "1+0x90"),
     ("splitrail_worker_state{model=\"m\",worker=\"p0\",state=\"ejected\"}", "0+0x90"),
     ("splitrail_worker_state{model=\"m\",worker=\"p0\",state=\"draining\"}", "0+0x90"),
+    ("splitrail_worker_state{model=\"m\",worker=\"d1\",state=\"stuck\"}", "0+0x90"),
+    ("splitrail_worker_slowdown_ratio{model=\"m\",worker=\"p0\",leg=\"prefill\"}", "1+0x90"),
     (
         "splitrail_worker_transitions_total{model=\"m\",worker=\"p0\",from=\"serving\",to=\"ejected\"}",
         "1+0x90",

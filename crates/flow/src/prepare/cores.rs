@@ -5,7 +5,9 @@ use std::sync::Arc;
 use splitrail_api::error::{Error, ErrorKind};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::LONG_BYTES;
+/// Bodies of which a template may make more than this are long: they take some tens of milliseconds
+/// or more.
+pub(super) const LONG_BYTES: usize = 256 << 10;
 
 /// The permits for work off the reactor.
 pub(super) struct Cores {

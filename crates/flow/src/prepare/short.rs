@@ -5,7 +5,8 @@
 
 use splitrail_engine::json::{self, Weight};
 
-use super::{LONG_BYTES, Payload};
+use super::Payload;
+use super::cores::LONG_BYTES;
 use splitrail_fleet::TokenizerSpeed;
 
 /// Bodies up to this length are prepared on the reactor, unless there are templates and one may make

@@ -194,10 +194,11 @@ async fn a_request_preempted_before_its_first_output_is_prefilled_again_so_often
     }
     let preempted = [("reason", "below_threshold")];
     assert_eq!(trial.cluster.metric("splitrail_retries_total", &preempted).await, 8.0);
+    // The last attempt has no guard: a decode engine that always preempts prefills by itself then.
     trial.fault("d0", FaultKind::Preempt, None);
     let body = text_body(COMPLETIONS, &prompt(30, "ever"), 0.5);
-    let reply = trial.post("below_threshold", COMPLETIONS, &body).await;
-    assert_eq!(reply.status, 502, "{}", reply.text());
+    let (text, _) = answered(&mut trial, COMPLETIONS, &body, false).await;
+    assert_eq!(text, reference.text(COMPLETIONS, &body).await);
     trial.finish().await;
 }
 
