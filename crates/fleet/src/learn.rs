@@ -2,6 +2,7 @@
 //! whenever its process may be another one.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use splitrail_engine::identity::EventSource;
@@ -10,6 +11,7 @@ use splitrail_engine_client::{Question, WholeReply, random_request_id};
 use tokio::time::Instant;
 
 use super::engine_facts::Publication;
+use super::trial;
 use super::worker::{UnreadyCause, Worker};
 use crate::ServedModel;
 
@@ -20,7 +22,7 @@ const NAME_MAX_CHARS: usize = 128;
 
 /// Asks one engine. Returns whether everything is known now; otherwise it is asked again. Each question
 /// may take `patience`.
-pub(super) async fn learn(served: &ServedModel, worker: &Worker, patience: Duration) -> bool {
+pub(super) async fn learn(served: &ServedModel, worker: &Arc<Worker>, patience: Duration) -> bool {
     let models = ask(served, worker, worker.engine.kind.paths().models, patience).await;
     let events = learn_events(served, worker, patience).await;
     let (Some(models), Some(events)) = (models, events) else {
@@ -30,7 +32,7 @@ pub(super) async fn learn(served: &ServedModel, worker: &Worker, patience: Durat
         }
         return false;
     };
-    learn_models(served, worker, &models);
+    learn_models(served, worker, &models, patience).await;
     if worker.engine.facts.set_publication(events) {
         // What agreed with the router may have been another process.
         worker.kv.parity.forget();
@@ -52,9 +54,13 @@ pub(super) async fn learn(served: &ServedModel, worker: &Worker, patience: Durat
 }
 
 /// Asks one engine again which models it serves: it may have loaded one without a restart.
-pub(super) async fn learn_models_again(served: &ServedModel, worker: &Worker, patience: Duration) {
+pub(super) async fn learn_models_again(
+    served: &ServedModel,
+    worker: &Arc<Worker>,
+    patience: Duration,
+) {
     if let Some(models) = ask(served, worker, worker.engine.kind.paths().models, patience).await {
-        learn_models(served, worker, &models);
+        learn_models(served, worker, &models, patience).await;
     }
 }
 
@@ -81,8 +87,15 @@ async fn ask(
         .filter(|reply| reply.status < 500)
 }
 
-/// Learns the longest sequence, which engines report as `max_model_len` of each model that it serves.
-fn learn_models(served: &ServedModel, worker: &Worker, reply: &WholeReply) {
+/// Learns the longest sequence, which engines report as `max_model_len` of each model that it serves,
+/// and whether the engine serves the model. An engine that does not list it is tried: SGLang serves a
+/// model under any name, and proxies list what they like.
+async fn learn_models(
+    served: &ServedModel,
+    worker: &Arc<Worker>,
+    reply: &WholeReply,
+    patience: Duration,
+) {
     let text = std::str::from_utf8(&reply.body).unwrap_or_default();
     let Some(models) = worker.engine.kind.served_models(text).filter(|_| reply.status == 200)
     else {
@@ -91,8 +104,10 @@ fn learn_models(served: &ServedModel, worker: &Worker, reply: &WholeReply) {
     // An engine that does not report a limit is not asked again.
     let said = models.iter().filter_map(|model| model.context_tokens).min();
     worker.engine.facts.set_context_tokens(said.unwrap_or(u32::MAX));
-    let lacks_model = !models.iter().any(|model| model.name == served.name());
     let is_known = worker.is_unready_for(UnreadyCause::LacksModel);
+    let is_listed = models.iter().any(|model| model.name == served.name());
+    let lacks_model =
+        !is_listed && trial::refuses_model(served, worker, patience).await.unwrap_or(is_known);
     worker.set_unready(UnreadyCause::LacksModel, lacks_model);
     if lacks_model && !is_known {
         let shown = |name: &str| name.chars().take(NAME_MAX_CHARS).collect::<String>();

@@ -79,6 +79,20 @@ pub async fn run_rank(served: Arc<ServedModel>, worker: Arc<Worker>) {
     }
 }
 
+/// Whether the engine refuses the model's name; `None` without a reply within `patience`.
+pub(super) async fn refuses_model(
+    served: &ServedModel,
+    worker: &Arc<Worker>,
+    patience: Duration,
+) -> Option<bool> {
+    let asked = send(served, worker, Trial::Threshold, None);
+    match tokio::time::timeout(patience, asked).await.ok()? {
+        Ok(_) => Some(false),
+        Err(error) if error.kind() == ErrorKind::EngineLacksModel => Some(true),
+        Err(error) => error.is_reply().then_some(false),
+    }
+}
+
 async fn ask_rank(served: &ServedModel, worker: &Arc<Worker>) -> Result<bool, Error> {
     let nowhere = Trial::Rank.rank(worker.ranks.count().into());
     match send(served, worker, Trial::Rank, nowhere).await {

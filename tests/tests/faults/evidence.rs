@@ -4,6 +4,8 @@
 use splitrail_sim::{Fault, FaultKind};
 use splitrail_tests::Spec;
 use splitrail_tests::cluster::{Cluster, eventually};
+use splitrail_tests::scripted_server::{ScriptedReply, ScriptedServer};
+use splitrail_tests::solo::whole_reply;
 use splitrail_tests::trial::{CHAT, Trial, chat, prompt, streamed};
 
 /// Two workers in turn, which are probed often.
@@ -188,4 +190,22 @@ async fn a_worker_whose_engine_serves_another_model_gets_nothing_and_is_named() 
     assert!(why.contains("--served-model-name"), "{why}");
     assert_eq!(statuses(&cluster, 6, "another").await, [200; 6]);
     assert_eq!(cluster.admin.get("/ready").await.status, 200);
+}
+
+#[tokio::test]
+async fn an_engine_that_lists_its_model_by_another_name_and_serves_it_stays_in_service() {
+    const MODELS: &str = r#"{"data":[{"id":"/models/of-the-engine"}]}"#;
+    let engine = ScriptedServer::start(|heard| match heard.is_inference() {
+        true => whole_reply(),
+        false => ScriptedReply::json(200, MODELS),
+    })
+    .await;
+    let worker_yaml = format!("{{ id: w9, role: both, url: \"{}\" }}", engine.url());
+    let spec = Spec { extra_workers: vec![worker_yaml], ..two_in_turn("") };
+    let cluster = Cluster::start(spec).await;
+    eventually("it is asked whether it serves the model", async || {
+        engine.heard().iter().any(|heard| heard.is_inference())
+    })
+    .await;
+    eventually("it serves", async || worker(&cluster, "w9").await.0 == "serving").await;
 }

@@ -43,8 +43,8 @@ impl UnreadyCause {
                 "its engine refuses the router's key (401): set engine_api_key to the engine's"
             }
             Self::LacksModel => {
-                "its engine does not list the model in /v1/models: correct the model's name, or start \
-                 the engine with --served-model-name"
+                "its engine refuses the model's name and does not list it in /v1/models: correct the \
+                 name, or start the engine with --served-model-name"
             }
         }
     }
