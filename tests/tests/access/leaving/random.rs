@@ -72,10 +72,12 @@ impl Planned {
         matches!(self.course, Course::CompletesAfterFailure | Course::IsLeftAfterFailure)
     }
 
-    /// The tokens that the tenant pays for the reply; `None` if the request is free.
-    fn charged(&self) -> Option<u64> {
+    /// The tokens that the tenant pays for the reply; `None` if the request is free. A prompt that a
+    /// prefill engine has computed is not, although no reply has begun.
+    fn charged(&self, prefill: bool) -> Option<u64> {
         match self.course {
-            Course::IsLeftBefore | Course::BreaksOff => None,
+            Course::IsLeftBefore => prefill.then_some(0),
+            Course::BreaksOff => None,
             _ => Some(self.tokens()),
         }
     }
@@ -252,7 +254,8 @@ impl Stand {
         let response = client.request(request).await.unwrap();
         let status = response.status().as_u16();
         let (mut body, mut seen) = (response.into_body(), String::new());
-        let waits_for_end = planned.charged().is_none() || planned.outcome() == "ok";
+        let waits_for_end =
+            planned.outcome() != "cancelled" || planned.course == Course::IsLeftBefore;
         let has_all = |seen: &str| match planned.path {
             GENERATE => seen.matches("125").count() as u64 >= planned.tokens(),
             _ => seen.matches('z').count() as u64 >= planned.tokens(),
@@ -267,13 +270,23 @@ impl Stand {
 
 #[tokio::test]
 async fn random_requests_leavings_and_faults_are_accounted_for_to_the_token() {
+    run(false).await;
+}
+
+#[tokio::test]
+async fn the_same_with_prompts_that_a_prefill_engine_computes() {
+    run(true).await;
+}
+
+/// Plays random requests on three engines, whose prompts another engine computes with `prefill`.
+async fn run(prefill: bool) {
     let mut random = StdRng::seed_from_u64(0x5eed);
     let plan = Plan::default();
     let asked: Arc<Mutex<HashMap<usize, usize>>> = Arc::default();
     let model = "breaker: { failures: 0 }
 retries: { decode: 2, budget_percent: 1000 }
 health: { ejection: { failure_percent: 0 } }";
-    let stand = Stand::serving(false, 3, script(&plan, &asked), model).await;
+    let stand = Stand::serving(prefill, 3, script(&plan, &asked), model).await;
     let path = stand.cluster.files.path().join("ledger.jsonl");
     let (mut numbers, mut refused, mut spent) = (0..1000, 0, 0);
     for round in 0..ROUNDS {
@@ -300,7 +313,7 @@ health: { ejection: { failure_percent: 0 } }";
         // Each course has its outcome and its tokens, and nobody else's.
         let mut expected: Vec<_> = admitted
             .iter()
-            .map(|(planned, _)| (planned.outcome().to_owned(), planned.charged()))
+            .map(|(planned, _)| (planned.outcome().to_owned(), planned.charged(prefill)))
             .collect();
         let mut found: Vec<_> = written
             .iter()
@@ -313,10 +326,13 @@ health: { ejection: { failure_percent: 0 } }";
         found.sort();
         assert_eq!(found, expected, "{played:?} {written:?}");
         for line in written {
-            let [prompt, completion] =
-                ["prompt_tokens", "completion_tokens"].map(|name| line[name].as_u64());
+            let [prompt, cached, completion] =
+                ["prompt_tokens", "cached_tokens", "completion_tokens"]
+                    .map(|name| line[name].as_u64());
             assert_eq!(prompt.is_some(), completion.is_some(), "{line}");
-            spent += prompt.unwrap_or(0) + completion.unwrap_or(0);
+            // What the prefill engine had cached costs nothing.
+            let computed = prompt.unwrap_or(0) - cached.unwrap_or(0);
+            spent += computed + completion.unwrap_or(0);
         }
         assert!(spent <= LIMIT, "{spent}");
         assert_eq!(stand.remaining().await, LIMIT - spent, "what is admitted is what was used");

@@ -24,7 +24,9 @@ const STREAM_HEAD: &str =
 
 async fn is_cut_short(stream: bool, head: &str, piece: &str, why: &str) {
     let (head, piece) = (head.as_bytes().to_vec(), piece.repeat(256).into_bytes());
-    let solo = Solo::start("{}", move |_| ScriptedReply::Endless {
+    // A heartbeat would send the client a head before the failure.
+    let quiet = "{}\nstreams: { keep_alive: none }";
+    let solo = Solo::start(quiet, move |_| ScriptedReply::Endless {
         head: head.clone(),
         piece: piece.clone(),
         max_bytes: FLOOD_BYTES,
