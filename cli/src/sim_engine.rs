@@ -41,7 +41,8 @@ pub(crate) struct SimArgs {
     /// Whether `cache_hit_threshold` gates requests.
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     honour_threshold: bool,
-    /// Whether it serves `/v1/embeddings` and nothing that generates.
+    /// Whether it serves `/v1/embeddings`, `/score`, `/rerank`, `/classify` and `/pooling`, and nothing
+    /// that generates.
     #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
     embeds: bool,
     /// Number of data-parallel ranks; rank r publishes and replays r ports further.

@@ -39,16 +39,7 @@ pub(crate) fn check(body: &[u8]) {
         edits_read_back(object);
     }
     let limits = Limits { batch_prompts_max: 4, n_max: 8, stop_max: 2, ..Limits::default() };
-    for endpoint in [
-        Endpoint::Chat,
-        Endpoint::Completions,
-        Endpoint::Generate,
-        Endpoint::Embeddings,
-        Endpoint::Tokenize,
-        Endpoint::Detokenize,
-        Endpoint::Responses,
-        Endpoint::Messages,
-    ] {
+    for endpoint in Endpoint::ALL {
         match Inbound::parse(endpoint, body.clone(), &limits, &mut Memory::free()) {
             Ok(inbound) => accepted(&inbound, &body, &limits),
             Err(error) => {

@@ -385,7 +385,8 @@ fn one_reply(
     let merged = match (begun.len(), begun.pop()) {
         (1, Some(begun)) => match begun {
             StartedReply::Whole(reply) => MergedReply::Whole(reply),
-            StartedReply::Verbatim(reply) if detail.is_none() => {
+            // A list has no member for details.
+            StartedReply::Verbatim(reply) if detail.is_none() || reply.starts_with(b"[") => {
                 return Ok(ReplyBody::Whole(charged(core, memory, reply)?));
             }
             StartedReply::Verbatim(reply) => MergedReply::Whole(parsed(reply)?),

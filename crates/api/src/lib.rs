@@ -3,6 +3,7 @@
 
 mod auxiliary;
 pub mod bounds;
+mod endpoint;
 pub mod error;
 pub mod json;
 mod list;
@@ -21,6 +22,7 @@ pub mod unread;
 pub mod usage;
 pub mod via;
 
+pub use endpoint::Endpoint;
 pub use json::JsonObject;
 pub use parts::Parts;
-pub use request::{Endpoint, Inbound};
+pub use request::Inbound;

@@ -2,9 +2,9 @@
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use splitrail_engine::dialect::Dialect;
 use splitrail_engine::json;
 
+use super::endpoint::Endpoint;
 use super::json::{JsonObject, Piece};
 use super::list::{self, ListError};
 use super::plain::make_plain;
@@ -14,120 +14,6 @@ use super::{auxiliary, bounds, responses, sanitise};
 use crate::error::{Error, ErrorKind};
 use crate::memory_budget::{Allowance, Memory, Meter};
 use splitrail_config::model::Limits;
-
-/// An endpoint whose requests are sent to engines.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Endpoint {
-    /// `/v1/chat/completions`.
-    Chat,
-    /// `/v1/completions`.
-    Completions,
-    /// `/inference/v1/generate`: token ids in, token ids out. Its sampling parameters are in a
-    /// nested object.
-    Generate,
-    /// `/v1/embeddings`: returns vectors, not text.
-    Embeddings,
-    /// `/tokenize`: a text or a chat in, token ids out.
-    Tokenize,
-    /// `/detokenize`: token ids in, text out.
-    Detokenize,
-    /// `/v1/responses`: OpenAI's Responses API.
-    Responses,
-    /// `/v1/messages`: Anthropic's Messages API.
-    Messages,
-    /// `/v1/messages/count_tokens`: a `/v1/messages` body in, the length of its prompt out.
-    CountTokens,
-}
-
-impl Endpoint {
-    /// All endpoints.
-    pub const ALL: [Self; 9] = [
-        Self::Chat,
-        Self::Completions,
-        Self::Generate,
-        Self::Responses,
-        Self::Messages,
-        Self::Embeddings,
-        Self::Tokenize,
-        Self::Detokenize,
-        Self::CountTokens,
-    ];
-
-    /// The endpoint at a path.
-    pub fn at(path: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|endpoint| endpoint.path() == path)
-    }
-
-    /// The path, which is the same at router and engine. Never built from a client's bytes.
-    pub fn path(self) -> &'static str {
-        match self {
-            Self::Chat => "/v1/chat/completions",
-            Self::Completions => "/v1/completions",
-            Self::Generate => "/inference/v1/generate",
-            Self::Embeddings => "/v1/embeddings",
-            Self::Tokenize => "/tokenize",
-            Self::Detokenize => "/detokenize",
-            Self::Responses => "/v1/responses",
-            Self::Messages => "/v1/messages",
-            Self::CountTokens => "/v1/messages/count_tokens",
-        }
-    }
-
-    /// Whether the endpoint generates tokens. Auxiliary endpoints do not.
-    pub fn generates(self) -> bool {
-        self.computes() && self != Self::Embeddings
-    }
-
-    /// Whether the model computes the prompt, so that the reply has usage.
-    pub fn computes(self) -> bool {
-        !matches!(self, Self::Tokenize | Self::Detokenize | Self::CountTokens)
-    }
-
-    /// Whether requests must name their model. At other endpoints it may be left out if the router
-    /// serves one model only.
-    pub fn names_model(self) -> bool {
-        !matches!(self, Self::Tokenize | Self::Detokenize)
-    }
-
-    /// The members of the body that contain the prompt.
-    pub fn prompt_members(self) -> &'static [&'static str] {
-        match self {
-            Self::Chat => &["messages"],
-            Self::Completions => &["prompt"],
-            Self::Generate => &["token_ids"],
-            // vLLM accepts messages as well.
-            Self::Embeddings => &["input", "messages"],
-            Self::Tokenize => &["prompt", "messages"],
-            Self::Detokenize => &["tokens"],
-            Self::Responses => &["instructions", "input", "tools"],
-            Self::Messages | Self::CountTokens => &["system", "messages", "tools"],
-        }
-    }
-
-    /// The value of the label `endpoint` in metrics.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Chat => "chat",
-            Self::Completions => "completions",
-            Self::Generate => "generate",
-            Self::Embeddings => "embeddings",
-            Self::Tokenize => "tokenize",
-            Self::Detokenize => "detokenize",
-            Self::Responses => "responses",
-            Self::Messages => "messages",
-            Self::CountTokens => "count_tokens",
-        }
-    }
-
-    /// The dialect of the endpoint's replies.
-    pub fn dialect(self) -> Dialect {
-        match self {
-            Self::Responses => Dialect::Responses,
-            Self::Messages | Self::CountTokens => Dialect::Messages,
-            _ => Dialect::Chunks,
-        }
-    }
-}
 
 /// One prompt of a request.
 #[derive(Clone)]

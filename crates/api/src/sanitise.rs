@@ -13,8 +13,8 @@ use std::fmt;
 use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
+use super::endpoint::Endpoint;
 use super::json::{JsonObject, quote};
-use super::request::Endpoint;
 use crate::error::Error;
 use splitrail_engine::fields::{Places, Rule, rule, table};
 use splitrail_engine::json::{Key, ShapeError};
@@ -116,6 +116,10 @@ fn place_of(endpoint: Endpoint) -> Places {
         Endpoint::Messages => table::MESSAGES,
         Endpoint::CountTokens => table::COUNT_TOKENS,
         Endpoint::Embeddings => table::EMBEDDINGS,
+        Endpoint::ScoreV1 | Endpoint::Score => table::SCORE,
+        Endpoint::RerankV1 | Endpoint::RerankV2 | Endpoint::Rerank => table::RERANK,
+        Endpoint::Classify => table::CLASSIFY,
+        Endpoint::Pooling => table::POOLING,
         Endpoint::Tokenize => table::TOKENIZE,
         Endpoint::Detokenize => table::DETOKENIZE,
     }

@@ -3,7 +3,7 @@
 //! vLLM makes the `id` of a reply from the router's `x-request-id`. Once a worker's replies on
 //! one path were seen to carry the id, each of them must: one without it is for another request.
 
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
 /// Number of consecutive replies without the id after which the router no longer expects the id: a
 /// proxy may have replaced the engine by another version.
@@ -13,7 +13,7 @@ const FOREIGN_MAX: u8 = 16;
 #[derive(Debug, Default)]
 pub struct Echoes {
     /// One bit for each kind of reply that carried the id.
-    kinds: AtomicU32,
+    kinds: AtomicU64,
     /// Consecutive replies without the id that should have carried it.
     foreign: AtomicU8,
 }
@@ -28,7 +28,7 @@ pub enum Foreign {
 }
 
 impl Echoes {
-    /// Whether replies of a kind (0 to 31) must carry the id.
+    /// Whether replies of a kind (0 to 63) must carry the id.
     pub fn are_expected(&self, kind: u8) -> bool {
         self.kinds.load(Relaxed) & (1 << kind) != 0
     }

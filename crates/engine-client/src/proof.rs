@@ -21,7 +21,7 @@ const FRONT_BYTES: usize = 256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     path: &'static str,
-    /// A unique number below 32.
+    /// A unique number below 64.
     number: u8,
     endpoint: Option<Endpoint>,
 }
@@ -29,10 +29,10 @@ pub struct Shape {
 impl Shape {
     /// A chat rendered to tokens by the engine that would answer the chat.
     pub const RENDERED_CHAT: Self =
-        Self { path: "/v1/chat/completions/render", number: 30, endpoint: None };
+        Self { path: "/v1/chat/completions/render", number: 62, endpoint: None };
     /// A completion's prompt rendered to tokens.
     pub const RENDERED_COMPLETION: Self =
-        Self { path: "/v1/completions/render", number: 31, endpoint: None };
+        Self { path: "/v1/completions/render", number: 63, endpoint: None };
 
     /// A complete reply of an endpoint.
     pub fn whole(endpoint: Endpoint) -> Self {
@@ -222,7 +222,7 @@ mod tests {
         let all = all.flat_map(|endpoint| [Shape::whole(endpoint), Shape::streamed(endpoint)]);
         let all = all.chain([Shape::RENDERED_CHAT, Shape::RENDERED_COMPLETION]);
         let numbers: std::collections::BTreeSet<u8> = all.map(Shape::number).collect();
-        assert_eq!(numbers.len(), 20);
-        assert!(numbers.iter().all(|number| *number < 32));
+        assert_eq!(numbers.len(), 2 * Endpoint::ALL.len() + 2);
+        assert!(numbers.iter().all(|number| *number < 64));
     }
 }

@@ -474,7 +474,7 @@ fn separate(inbound: &mut Inbound, tenant: &Tenant) {
 /// cached blocks with others.
 fn check_salt(served: &ServedModel, inbound: &Inbound) -> Result<(), Error> {
     let endpoint = inbound.endpoint;
-    let unsalted = matches!(endpoint, Endpoint::Messages | Endpoint::Embeddings);
+    let unsalted = endpoint == Endpoint::Messages || endpoint.computes() && !endpoint.generates();
     if inbound.cache_salt.is_none()
         || !unsalted
         || served.config.connector.engine().salts_all_endpoints()

@@ -243,7 +243,8 @@ pub struct SimConfig {
     pub names_hand_offs: bool,
     /// Whether `/tokenize`, `/detokenize` and `/v1/messages/count_tokens` exist.
     pub offers_tokenize: bool,
-    /// Whether it serves embeddings (`/v1/embeddings`), and generates nothing.
+    /// Whether it serves embeddings, scores, classes and pools (`/v1/embeddings`, `/score`, `/rerank`,
+    /// `/classify`, `/pooling`), and generates nothing.
     pub embeds: bool,
     /// Faults that are active from the start.
     pub faults: Vec<Fault>,

@@ -7,10 +7,12 @@ pub(crate) mod endpoint;
 mod guard;
 mod metrics;
 mod named;
+mod pooling;
 mod rank;
 mod remote;
 mod reply;
 pub(crate) mod request_body;
+mod scoring;
 mod shape;
 mod side_channel;
 
@@ -78,7 +80,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route(Endpoint::Chat.path(), inference(Endpoint::Chat))
         .route(Endpoint::Completions.path(), inference(Endpoint::Completions))
         .route(Endpoint::Generate.path(), inference(Endpoint::Generate))
-        .route(embed::PATH, post(embed::embed))
+        .merge(pooling::routes())
         .route(Endpoint::Responses.path(), inference(Endpoint::Responses))
         .route(Endpoint::Messages.path(), inference(Endpoint::Messages))
         .route("/v1/models", get(models))

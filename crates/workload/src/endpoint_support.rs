@@ -11,8 +11,8 @@ use splitrail_config::model::BreakerConfig;
 /// again, since it may have been restarted with other options.
 const REMEMBERED: Duration = Duration::from_secs(30);
 
-/// More than there are endpoints.
-const ENDPOINTS_MAX: usize = 16;
+/// The number of endpoints.
+const ENDPOINTS: usize = Endpoint::ALL.len();
 
 /// The name of endpoints that need no model, in the label `leg` of metrics and in logs.
 pub const TOKENIZER: &str = "tokenizer";
@@ -23,7 +23,7 @@ pub const TOKENIZER: &str = "tokenizer";
 pub struct EndpointSupport {
     epoch: Instant,
     /// For each endpoint, the time until which it gets no requests, in milliseconds since `epoch`.
-    lacks_until_ms: [AtomicU64; ENDPOINTS_MAX],
+    lacks_until_ms: [AtomicU64; ENDPOINTS],
     /// The circuit breaker of endpoints that need no model: the tokenizer may fail while the engine
     /// works, and the reverse.
     pub breaker: Breaker,

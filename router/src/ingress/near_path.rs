@@ -39,7 +39,7 @@ mod tests {
             ("/v1/models/", Some("/v1/models")),
             ("/", None),
             ("/v1", None),
-            ("/v1/rerank", None),
+            ("/v1/v1/rerank", Some("/v1/rerank")),
             ("/v1/chat", None),
             ("/xmessages", None),
         ] {

@@ -9,3 +9,4 @@ mod lenience;
 mod lists;
 mod media;
 mod openai;
+mod scoring;

@@ -33,6 +33,10 @@ fn endpoints() -> Vec<(&'static str, &'static str, Value)> {
             json!({"model": "sim", "messages": messages}),
         ),
         ("embeddings", "/v1/embeddings", json!({"model": "sim", "input": "hello"})),
+        ("score", "/score", json!({"model": "sim", "text_1": "hello", "text_2": ["you"]})),
+        ("rerank", "/rerank", json!({"model": "sim", "query": "hello", "documents": ["you"]})),
+        ("classify", "/classify", json!({"model": "sim", "input": "hello"})),
+        ("pooling", "/pooling", json!({"model": "sim", "input": "hello"})),
         ("tokenize", "/tokenize", json!({"model": "sim", "prompt": "hello"})),
         ("detokenize", "/detokenize", json!({"model": "sim", "tokens": [1]})),
     ]
@@ -78,9 +82,12 @@ fn steering() -> Vec<(&'static str, Value)> {
         ("input_embeds", json!([[0.1]])),
         ("embed_overrides", json!([[[0.1]]])),
         ("embed_override_token_id", json!(1)),
+        ("query_embed_overrides", json!([[0.1]])),
+        ("item_embed_overrides", json!([[[0.1]]])),
         ("trace_decode_token_ids", json!([1])),
         // The model's inner states.
         ("return_hidden_states", json!(true)),
+        ("return_pooled_hidden_states", json!(true)),
         ("return_routed_experts", json!(true)),
         ("routed_experts_prompt_start", json!(0)),
         ("routed_experts_start_len", json!(0)),

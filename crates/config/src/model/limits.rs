@@ -121,7 +121,8 @@ pub struct Limits {
     /// Maximum prompts in one batch.
     #[schemars(range(min = 1, max = 1024))]
     pub batch_prompts_max: usize,
-    /// Maximum entries in the `input` of embeddings.
+    /// Maximum entries in the `input` of embeddings, `/classify` and `/pooling`, and in each list of
+    /// texts to score or rerank.
     #[schemars(range(min = 1, max = 65_536))]
     pub embedding_inputs_max: usize,
     /// Maximum value of `n` and `best_of`.

@@ -32,9 +32,17 @@ pub const DETOKENIZE: Places = Places(1 << 8);
 const SAMPLING: Places = Places(1 << 9);
 /// In `stream_options`.
 const STREAM_OPTIONS: Places = Places(1 << 10);
+/// In the body of `/score` and `/v1/score`.
+pub const SCORE: Places = Places(1 << 11);
+/// In the body of `/rerank`, `/v1/rerank` and `/v2/rerank`.
+pub const RERANK: Places = Places(1 << 12);
+/// In the body of `/classify`.
+pub const CLASSIFY: Places = Places(1 << 13);
+/// In the body of `/pooling`.
+pub const POOLING: Places = Places(1 << 14);
 
 /// The places with their titles in the documentation.
-pub(super) const PLACES: [(Places, &str); 11] = [
+pub(super) const PLACES: [(Places, &str); 15] = [
     (CHAT, "`/v1/chat/completions`"),
     (COMPLETIONS, "`/v1/completions`"),
     (GENERATE, "`/inference/v1/generate`"),
@@ -43,20 +51,29 @@ pub(super) const PLACES: [(Places, &str); 11] = [
     (MESSAGES, "`/v1/messages`"),
     (COUNT_TOKENS, "`/v1/messages/count_tokens`"),
     (EMBEDDINGS, "`/v1/embeddings`"),
+    (SCORE, "`/score`, `/v1/score`"),
+    (RERANK, "`/rerank`, `/v1/rerank`, `/v2/rerank`"),
+    (CLASSIFY, "`/classify`"),
+    (POOLING, "`/pooling`"),
     (TOKENIZE, "`/tokenize`"),
     (DETOKENIZE, "`/detokenize`"),
     (STREAM_OPTIONS, "`stream_options`"),
 ];
 
-const ALL: Places = Places(0x1ff);
+const ALL: Places = Places(0x79ff);
 const TEXT: Places = CHAT.or(COMPLETIONS);
 /// Everything that samples tokens with vLLM's parameters.
 const SAMPLED: Places = TEXT.or(SAMPLING);
 const OPENAI: Places = TEXT.or(RESPONSES);
 const ANTHROPIC: Places = MESSAGES.or(COUNT_TOKENS);
 const GENERATES: Places = OPENAI.or(MESSAGES).or(GENERATE);
+/// Where texts are compared with each other.
+const COMPARES: Places = SCORE.or(RERANK);
+/// Everything that returns what a model's pooler makes of a prompt.
+const POOLED: Places = EMBEDDINGS.or(COMPARES).or(CLASSIFY).or(POOLING);
+const VECTORS: Places = EMBEDDINGS.or(POOLING);
 /// Where a chat is turned into a prompt.
-const TEMPLATED: Places = CHAT.or(EMBEDDINGS).or(TOKENIZE);
+const TEMPLATED: Places = CHAT.or(VECTORS).or(CLASSIFY).or(TOKENIZE);
 
 const IMAGES: &str = "how much work the engine spends on an image or a video";
 const IMAGE_CACHE: &str = "which entries of the engine's cache of images are used";
@@ -72,7 +89,7 @@ const OWN_OUTPUT: &str = "how the engine's parts pass output to each other";
 pub const FIELDS: &[Field] = &[
     // The prompt.
     field("model", Passes(ALL)),
-    field("messages", Passes(CHAT.or(ANTHROPIC).or(EMBEDDINGS).or(TOKENIZE))),
+    field("messages", Passes(CHAT.or(ANTHROPIC).or(VECTORS).or(CLASSIFY).or(TOKENIZE))),
     field("prompt", Passes(COMPLETIONS.or(RESPONSES).or(TOKENIZE))),
     field("prompt_embeds", Passes(COMPLETIONS)),
     field("suffix", Passes(COMPLETIONS)),
@@ -80,23 +97,33 @@ pub const FIELDS: &[Field] = &[
     field("token_offsets", Passes(GENERATE)),
     field("content_parts", Passes(GENERATE)),
     field("tokens", Passes(DETOKENIZE)),
-    field("input", Passes(RESPONSES.or(EMBEDDINGS))),
+    field("input", Passes(RESPONSES.or(VECTORS).or(CLASSIFY))),
     field("instructions", Passes(RESPONSES)),
     field("previous_input_messages", Passes(RESPONSES)),
     field("system", Passes(ANTHROPIC)),
-    field("documents", Passes(CHAT)),
-    field("cache_salt", Passes(GENERATES.or(EMBEDDINGS))),
+    field("query", Passes(COMPARES)),
+    field("queries", Passes(SCORE)),
+    field("items", Passes(SCORE)),
+    field("text_1", Passes(SCORE)),
+    field("text_2", Passes(SCORE)),
+    field("data_1", Passes(SCORE)),
+    field("data_2", Passes(SCORE)),
+    field("data", Passes(POOLING)),
+    field("documents", Passes(CHAT.or(COMPARES))),
+    field("instruction", Passes(COMPARES)),
+    field("instruct", Passes(RERANK)),
+    field("cache_salt", Passes(GENERATES.or(POOLED))),
     field("cache_hit_threshold", Read),
     // Turning a chat into a prompt.
     field("add_generation_prompt", Passes(TEMPLATED)),
     field("continue_final_message", Passes(TEMPLATED)),
     field("add_special_tokens", Passes(TEMPLATED.or(COMPLETIONS))),
     field("chat_template", Passes(TEMPLATED)),
-    field("chat_template_kwargs", Passes(TEMPLATED.or(RESPONSES).or(ANTHROPIC))),
-    field("truncate_prompt_tokens", Passes(SAMPLED.or(EMBEDDINGS))),
-    field("truncation_side", Passes(TEXT.or(EMBEDDINGS))),
+    field("chat_template_kwargs", Passes(TEMPLATED.or(COMPARES).or(RESPONSES).or(ANTHROPIC))),
+    field("truncate_prompt_tokens", Passes(SAMPLED.or(POOLED))),
+    field("truncation_side", Passes(TEXT.or(POOLED))),
     field("truncation", Passes(RESPONSES)),
-    field("task", Passes(CHAT)),
+    field("task", Passes(CHAT.or(POOLING))),
     field("use_audio_in_video", Passes(CHAT)),
     // Tools and reasoning.
     field("tools", Passes(CHAT.or(RESPONSES).or(ANTHROPIC).or(TOKENIZE))),
@@ -119,7 +146,7 @@ pub const FIELDS: &[Field] = &[
     field("sampling_params", PassesWith(GENERATE, SAMPLING)),
     field("n", Passes(SAMPLED)),
     field("best_of", Passes(SAMPLED)),
-    field("temperature", Passes(SAMPLED.or(RESPONSES).or(MESSAGES))),
+    field("temperature", Passes(SAMPLED.or(RESPONSES).or(MESSAGES).or(SCORE))),
     field("top_p", Passes(SAMPLED.or(RESPONSES).or(MESSAGES))),
     field("top_k", Passes(SAMPLED.or(RESPONSES).or(MESSAGES))),
     field("min_p", Passes(SAMPLED.or(RESPONSES))),
@@ -169,12 +196,21 @@ pub const FIELDS: &[Field] = &[
     field("skip_special_tokens", Passes(SAMPLED.or(RESPONSES).or(DETOKENIZE))),
     field("spaces_between_special_tokens", Passes(SAMPLED)),
     field("output_mode", Passes(GENERATE)),
-    field("encoding_format", Passes(EMBEDDINGS)),
-    field("embed_dtype", Passes(EMBEDDINGS)),
-    field("endianness", Passes(EMBEDDINGS)),
-    field("dimensions", Passes(EMBEDDINGS)),
-    field("use_activation", Passes(EMBEDDINGS)),
-    field("padding", Passes(EMBEDDINGS)),
+    field("encoding_format", Passes(VECTORS)),
+    field("embed_dtype", Passes(VECTORS)),
+    field("endianness", Passes(VECTORS)),
+    field("dimensions", Passes(VECTORS)),
+    field("use_activation", Passes(POOLED)),
+    field("padding", Passes(POOLED)),
+    field("max_tokens_per_query", Passes(COMPARES)),
+    field("max_tokens_per_doc", Passes(COMPARES)),
+    field("top_n", Passes(RERANK)),
+    field("return_documents", Passes(RERANK)),
+    field("label_token_ids", Passes(SCORE)),
+    field("apply_softmax", Passes(SCORE)),
+    field("item_first", Passes(SCORE)),
+    field("score_extraction_token", Passes(SCORE)),
+    field("return_token_logprobs", Passes(SCORE)),
     // How a reply is sent, and what comes with it.
     field("stream", Passes(GENERATES)),
     field("stream_options", PassesWith(OPENAI.or(GENERATE), STREAM_OPTIONS)),
@@ -211,7 +247,7 @@ pub const FIELDS: &[Field] = &[
     field("enable_response_messages", Passes(RESPONSES)),
     // Fields in which clients describe themselves, and fields that the router refuses because they
     // need state that it does not keep.
-    field("user", Passes(OPENAI.or(EMBEDDINGS))),
+    field("user", Passes(OPENAI.or(POOLED))),
     field("metadata", Passes(CHAT.or(RESPONSES).or(MESSAGES))),
     field("safety_identifier", Passes(CHAT.or(RESPONSES))),
     field("prompt_cache_key", Passes(CHAT.or(RESPONSES))),
@@ -245,8 +281,11 @@ pub const FIELDS: &[Field] = &[
     field("embed_overrides", Steers(PROMPT)),
     field("embed_override_token_id", Steers(PROMPT)),
     field("positional_embed_overrides", Steers(PROMPT)),
+    field("query_embed_overrides", Steers(PROMPT)),
+    field("item_embed_overrides", Steers(PROMPT)),
     field("trace_decode_token_ids", Steers("the reply, in place of the model")),
     field("return_hidden_states", Steers(STATES)),
+    field("return_pooled_hidden_states", Steers(STATES)),
     field("return_routed_experts", Steers(STATES)),
     field("routed_experts_prompt_start", Steers(STATES)),
     field("routed_experts_start_len", Steers(STATES)),

@@ -1,5 +1,5 @@
-//! Requests that generate no text (embeddings, token ids, token counts): one worker serves each in
-//! full, without a hand-off.
+//! Requests that generate no text (embeddings, scores, token ids, token counts): one worker serves
+//! each in full, without a hand-off.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,6 +18,7 @@ use crate::decide::supporting_workers::{begin, end, leg_for_endpoint, next_leg};
 use crate::run::account::read_usage;
 use crate::run::generate::StartedReply;
 use crate::run::leg_headers::{begin_attempt, traced_headers};
+use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_config::model::RequestFlow;
 use splitrail_engine_client::{LegHeaders, Shape, refusal_event};
@@ -124,7 +125,7 @@ async fn ask(
 }
 
 /// The members of a reply that the router reads.
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 struct Reply<'a> {
     #[serde(borrow)]
     usage: Option<&'a RawValue>,
@@ -134,11 +135,18 @@ struct Reply<'a> {
 }
 
 impl<'a> Reply<'a> {
-    /// Reads a reply; `None` if it is no JSON object.
-    fn read(reply: &'a [u8]) -> Option<Self> {
+    /// Reads a reply; `None` if it is no JSON object. SGLang's reply to `/v1/rerank` is a list of
+    /// results without usage.
+    fn read(reply: &'a [u8], endpoint: Endpoint) -> Option<Self> {
         // Serde would also read this struct from a JSON array.
-        let is_object = reply.trim_ascii_start().starts_with(b"{");
-        is_object.then(|| serde_json::from_slice(reply).ok())?
+        match reply.trim_ascii_start().first() {
+            Some(b'{') => serde_json::from_slice(reply).ok(),
+            Some(b'[') if endpoint == Endpoint::RerankV1 => {
+                let list: Result<Vec<IgnoredAny>, _> = serde_json::from_slice(reply);
+                list.ok().map(|_| Self::default())
+            }
+            _ => None,
+        }
     }
 
     /// Whether the reply is an error, although its status is that of a good one.
@@ -151,16 +159,17 @@ impl<'a> Reply<'a> {
 /// they were computed.
 ///
 /// # Errors
-/// The reply is no JSON object, or an error in place of a good reply.
+/// The reply cannot be read, or is an error in place of a good reply.
 async fn read(
     context: &Context,
     worker: &Arc<Worker>,
     reply: Bytes,
 ) -> Result<(Bytes, Option<EngineUsage>), Error> {
     let (served, worker) = (Arc::clone(&context.served), Arc::clone(worker));
+    let endpoint = context.endpoint;
     let work = move |bytes: Bytes| {
         let not_json = || Error::engine(worker.id(), "sent a reply that is not JSON");
-        let reply = Reply::read(&bytes).ok_or_else(not_json)?;
+        let reply = Reply::read(&bytes, endpoint).ok_or_else(not_json)?;
         if reply.is_error() {
             return Err(refusal_event(&*worker, &bytes));
         }
@@ -179,16 +188,19 @@ mod tests {
 
     #[test]
     fn usage_is_found_wherever_it_stands_and_a_reply_is_an_object() {
-        let usage = |reply: &[u8]| Some(Reply::read(reply)?.usage.map(|raw| raw.get().to_owned()));
+        let read = |reply, endpoint| Some(Reply::read(reply, endpoint)?.usage.map(RawValue::get));
+        let usage = |reply: &'static [u8]| read(reply, Endpoint::Embeddings);
         let reply =
             br#"{"data":[{"embedding":[0.5,1e-3]}],"usage":{"prompt_tokens":7,"total_tokens":7}}"#;
         let raw = r#"{"prompt_tokens":7,"total_tokens":7}"#;
-        assert_eq!(usage(reply), Some(Some(raw.to_owned())));
+        assert_eq!(usage(reply), Some(Some(raw)));
         assert_eq!(usage(br#" {"tokens":[1]}"#), Some(None));
         assert_eq!(usage(br#"{"usage":null}"#), Some(None));
         for nonsense in ["", "[]", "[{}]", "null", r#"{"usage":{"prompt_tokens":7}"#, "<html>"] {
             assert_eq!(usage(nonsense.as_bytes()), None, "{nonsense}");
         }
+        assert_eq!(read(br#"[{"score":0.5,"index":0}]"#, Endpoint::RerankV1), Some(None));
+        assert_eq!(read(b"[{}", Endpoint::RerankV1), None);
     }
 
     #[test]
@@ -199,7 +211,11 @@ mod tests {
             (r#"{"object":"list","data":[],"error":null}"#, false),
             (r#"{"object":7,"tokens":[1]}"#, false),
         ] {
-            assert_eq!(Reply::read(reply.as_bytes()).unwrap().is_error(), is_error, "{reply}");
+            assert_eq!(
+                Reply::read(reply.as_bytes(), Endpoint::Score).unwrap().is_error(),
+                is_error,
+                "{reply}"
+            );
         }
     }
 }

@@ -1,72 +1,63 @@
-//! `/v1/embeddings` of an engine that only serves embeddings.
+//! Vectors of an engine that pools: `/v1/embeddings` and `/pooling`.
 
-use axum::extract::{ConnectInfo, State};
-use axum::response::{IntoResponse, Response};
-use bytes::Bytes;
-use http::{HeaderMap, StatusCode};
 use serde_json::{Value, json};
 
-use super::connection::ConnectionControl;
-use super::request_body::{completion_prompts, random_hex, read_model};
-use super::{Shared, parse, unix_seconds};
+use super::request_body::completion_prompts;
+use super::unix_seconds;
 use crate::config::SimConfig;
-use crate::error::{ApiError, json_response};
-use crate::faults::RequestFaults;
-
-/// The path.
-pub(super) const PATH: &str = "/v1/embeddings";
+use crate::error::ApiError;
 
 /// Number of dimensions of an embedding.
 const DIMENSIONS: usize = 16;
 
-pub(super) async fn embed(
-    State(app): Shared,
-    ConnectInfo(connection): ConnectInfo<ConnectionControl>,
-    headers: HeaderMap,
-    body: Bytes,
-) -> Response {
-    app.log.push(PATH, &headers, &body);
-    let config = &app.engine.config;
-    if !config.embeds {
-        return ApiError::new(StatusCode::NOT_FOUND, "Not Found").into_response();
-    }
-    let faults = app.faults.of_request(false, false);
-    if let Some(refused) = apply_faults(&faults, &connection).await {
-        return refused;
-    }
-    let given_id = headers.get("x-request-id").and_then(|id| id.to_str().ok());
-    let id = given_id.map_or_else(|| random_hex(16), str::to_owned);
-    let reply = parse(&body).and_then(|body| answer(&body, config, &id));
-    match reply {
-        Ok(reply) => json_response(StatusCode::OK, &reply),
-        Err(error) => error.into_response(),
-    }
+/// The reply to `/v1/embeddings`.
+pub(super) fn embed(body: &Value, config: &SimConfig, id: &str) -> Result<Value, ApiError> {
+    let (entries, tokens) = vectors(body, config)?;
+    let data: Vec<Value> = (0..)
+        .zip(entries)
+        .map(|(index, vector): (usize, _)| {
+            json!({"index": index, "object": "embedding", "embedding": vector})
+        })
+        .collect();
+    Ok(json!({
+        "id": format!("embd-{id}"),
+        "object": "list",
+        "created": unix_seconds(),
+        "model": body["model"],
+        "data": data,
+        "usage": usage(tokens),
+    }))
 }
 
-/// Applies the faults that occur before a reply.
-async fn apply_faults(faults: &RequestFaults, connection: &ConnectionControl) -> Option<Response> {
-    if let Some(delay) = faults.delay {
-        tokio::time::sleep(delay).await;
-    }
-    if faults.hang {
-        std::future::pending::<()>().await;
-    }
-    if faults.reset {
-        connection.cut_in_head();
-    }
-    let status = faults.reset.then_some(500).or(faults.status)?;
-    let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    Some(ApiError::new(status, "A fault was injected.").into_response())
+/// The reply to `/pooling`.
+pub(super) fn pool(body: &Value, config: &SimConfig, id: &str) -> Result<Value, ApiError> {
+    let (entries, tokens) = vectors(body, config)?;
+    let data: Vec<Value> = (0..)
+        .zip(entries)
+        .map(|(index, data): (usize, _)| json!({"index": index, "object": "pooling", "data": data}))
+        .collect();
+    Ok(json!({
+        "id": format!("pooling-{id}"),
+        "object": "list",
+        "created": unix_seconds(),
+        "model": body["model"],
+        "data": data,
+        "usage": usage(tokens),
+    }))
 }
 
-fn answer(body: &Value, config: &SimConfig, id: &str) -> Result<Value, ApiError> {
-    let (model, _) = read_model(body, config)?;
-    for member in ["kv_transfer_params", "request_id"] {
-        if !body[member].is_null() {
-            let message = "only the router may say this.";
-            return Err(ApiError::bad_request(member, message));
-        }
-    }
+/// The usage of a reply without generated tokens.
+pub(super) fn usage(tokens: usize) -> Value {
+    json!({
+        "prompt_tokens": tokens,
+        "total_tokens": tokens,
+        "completion_tokens": 0,
+        "prompt_tokens_details": null,
+    })
+}
+
+/// The vectors that the input asks for, and its tokens.
+fn vectors(body: &Value, config: &SimConfig) -> Result<(Vec<Value>, usize), ApiError> {
     let is_base64 = match body["encoding_format"].as_str() {
         None if body["encoding_format"].is_null() => false,
         Some("float") => false,
@@ -84,45 +75,39 @@ fn answer(body: &Value, config: &SimConfig, id: &str) -> Result<Value, ApiError>
                 ApiError::bad_request("dimensions", message)
             })?,
     };
-    let prompts = completion_prompts(&body["input"], config.dialect)
-        .map_err(|error| ApiError { param: Some("input"), ..error })?;
+    let prompts = inputs(&body["input"], "input", config)?;
+    let tokens = prompts.iter().map(Vec::len).sum();
+    let vectors = prompts.iter().map(|prompt| {
+        let embedding = embedding(prompt, dimensions);
+        match is_base64 {
+            true => json!(base64(&embedding.map(f32::to_le_bytes).collect::<Vec<_>>().concat())),
+            false => json!(embedding.collect::<Vec<f32>>()),
+        }
+    });
+    Ok((vectors.collect(), tokens))
+}
+
+/// The tokens of each text of a member.
+pub(super) fn inputs(
+    given: &Value,
+    member: &'static str,
+    config: &SimConfig,
+) -> Result<Vec<Vec<u32>>, ApiError> {
+    let prompts = completion_prompts(given, config.dialect)
+        .map_err(|error| ApiError { param: Some(member), ..error })?;
     let limit = config.sequence_limit_tokens();
-    if let Some(long) = prompts.iter().find(|prompt| prompt.len() > limit) {
-        let message =
-            format!("This model takes {limit} tokens at most; the input has {}.", long.len());
-        return Err(ApiError::bad_request("input_tokens", message));
+    match prompts.iter().find(|prompt| prompt.len() > limit) {
+        None => Ok(prompts),
+        Some(long) => {
+            let message =
+                format!("This model takes {limit} tokens at most; the input has {}.", long.len());
+            Err(ApiError::bad_request("input_tokens", message))
+        }
     }
-    let tokens: usize = prompts.iter().map(Vec::len).sum();
-    let data: Vec<Value> = (0..)
-        .zip(&prompts)
-        .map(|(index, prompt): (usize, _)| {
-            let embedding = embedding(prompt, dimensions);
-            let embedding = match is_base64 {
-                true => {
-                    json!(base64(&embedding.map(f32::to_le_bytes).collect::<Vec<_>>().concat()))
-                }
-                false => json!(embedding.collect::<Vec<f32>>()),
-            };
-            json!({"index": index, "object": "embedding", "embedding": embedding})
-        })
-        .collect();
-    Ok(json!({
-        "id": format!("embd-{id}"),
-        "object": "list",
-        "created": unix_seconds(),
-        "model": model,
-        "data": data,
-        "usage": {
-            "prompt_tokens": tokens,
-            "total_tokens": tokens,
-            "completion_tokens": 0,
-            "prompt_tokens_details": null,
-        },
-    }))
 }
 
 /// The same numbers for the same tokens, from -1 to 1 in steps of an eighth: exact in every format.
-fn embedding(prompt: &[u32], dimensions: usize) -> impl Iterator<Item = f32> {
+pub(super) fn embedding(prompt: &[u32], dimensions: usize) -> impl Iterator<Item = f32> {
     let bytes: Vec<u8> = prompt.iter().flat_map(|id| id.to_le_bytes()).collect();
     (0..dimensions).map(move |i| {
         let hash = xxhash_rust::xxh3::xxh3_64_with_seed(&bytes, i as u64);

@@ -1,0 +1,97 @@
+//! The endpoints of an engine that pools (`embeds`) and generates nothing.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{ConnectInfo, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use bytes::Bytes;
+use http::{HeaderMap, StatusCode};
+use serde_json::Value;
+
+use super::connection::ConnectionControl;
+use super::request_body::{random_hex, read_model};
+use super::{App, Shared, embed, parse, scoring};
+use crate::config::SimConfig;
+use crate::error::{ApiError, json_response};
+use crate::faults::RequestFaults;
+
+/// Makes the reply to a body of a known model. The text is the request's id.
+type Answer = fn(&Value, &SimConfig, &str) -> Result<Value, ApiError>;
+
+const ENDPOINTS: [(&str, Answer); 8] = [
+    ("/v1/embeddings", embed::embed),
+    ("/pooling", embed::pool),
+    ("/classify", scoring::classify),
+    ("/score", scoring::score),
+    ("/v1/score", scoring::score),
+    ("/rerank", scoring::rerank),
+    ("/v1/rerank", scoring::rerank),
+    ("/v2/rerank", scoring::rerank),
+];
+
+pub(super) fn routes() -> Router<Arc<App>> {
+    ENDPOINTS.into_iter().fold(Router::new(), |routes, (path, answer)| {
+        let serve =
+            move |State(app): Shared,
+                  ConnectInfo(connection): ConnectInfo<ConnectionControl>,
+                  headers: HeaderMap,
+                  body: Bytes| { serve(app, path, answer, connection, headers, body) };
+        routes.route(path, post(serve))
+    })
+}
+
+async fn serve(
+    app: Arc<App>,
+    path: &'static str,
+    answer: Answer,
+    connection: ConnectionControl,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
+    app.log.push(path, &headers, &body);
+    let config = &app.engine.config;
+    if !config.embeds {
+        return ApiError::new(StatusCode::NOT_FOUND, "Not Found").into_response();
+    }
+    let faults = app.faults.of_request(false, false);
+    if let Some(refused) = apply_faults(&faults, &connection).await {
+        return refused;
+    }
+    let given_id = headers.get("x-request-id").and_then(|id| id.to_str().ok());
+    let id = given_id.map_or_else(|| random_hex(16), str::to_owned);
+    let reply = parse(&body).and_then(|body| {
+        check(&body, config)?;
+        answer(&body, config, &id)
+    });
+    match reply {
+        Ok(reply) => json_response(StatusCode::OK, &reply),
+        Err(error) => error.into_response(),
+    }
+}
+
+/// Refuses unknown models, and members that only the router may send.
+fn check(body: &Value, config: &SimConfig) -> Result<(), ApiError> {
+    read_model(body, config)?;
+    match ["kv_transfer_params", "request_id"].into_iter().find(|name| !body[*name].is_null()) {
+        Some(member) => Err(ApiError::bad_request(member, "only the router may say this.")),
+        None => Ok(()),
+    }
+}
+
+/// Applies the faults that occur before a reply.
+async fn apply_faults(faults: &RequestFaults, connection: &ConnectionControl) -> Option<Response> {
+    if let Some(delay) = faults.delay {
+        tokio::time::sleep(delay).await;
+    }
+    if faults.hang {
+        std::future::pending::<()>().await;
+    }
+    if faults.reset {
+        connection.cut_in_head();
+    }
+    let status = faults.reset.then_some(500).or(faults.status)?;
+    let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    Some(ApiError::new(status, "A fault was injected.").into_response())
+}
