@@ -151,7 +151,7 @@ async fn a_tenant_pays_for_the_tokens_and_may_not_use_other_models() {
     let mut keys = Keys::empty();
     let [acme, other] = ["acme", "other"].map(|name| keys.tenant(name));
     let tenants = "tenants: [ { name: acme, limits: { tokens_per_minute: 1000 } }, \
-                   { name: other, models: [nothing] } ]";
+                   { name: other, models: [default] } ]";
     let cluster = start(&keys, tenants, pooling(1)).await;
     let mut left = 1000;
     for (path, _, body, tokens) in cases() {

@@ -3,7 +3,6 @@
 use serde_json::{Value, json};
 
 use super::request_body::completion_prompts;
-use super::unix_seconds;
 use crate::config::SimConfig;
 use crate::error::ApiError;
 
@@ -22,7 +21,6 @@ pub(super) fn embed(body: &Value, config: &SimConfig, id: &str) -> Result<Value,
     Ok(json!({
         "id": format!("embd-{id}"),
         "object": "list",
-        "created": unix_seconds(),
         "model": body["model"],
         "data": data,
         "usage": usage(tokens),
@@ -39,7 +37,6 @@ pub(super) fn pool(body: &Value, config: &SimConfig, id: &str) -> Result<Value, 
     Ok(json!({
         "id": format!("pooling-{id}"),
         "object": "list",
-        "created": unix_seconds(),
         "model": body["model"],
         "data": data,
         "usage": usage(tokens),

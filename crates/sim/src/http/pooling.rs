@@ -12,12 +12,12 @@ use serde_json::Value;
 
 use super::connection::ConnectionControl;
 use super::request_body::{random_hex, read_model};
-use super::{App, Shared, embed, parse, scoring};
+use super::{App, Shared, embed, parse, scoring, unix_seconds};
 use crate::config::SimConfig;
 use crate::error::{ApiError, json_response};
 use crate::faults::RequestFaults;
 
-/// Makes the reply to a body of a known model. The text is the request's id.
+/// Makes the reply to a body of a known model, except for its date. The text is the request's id.
 type Answer = fn(&Value, &SimConfig, &str) -> Result<Value, ApiError>;
 
 const ENDPOINTS: [(&str, Answer); 8] = [
@@ -63,7 +63,12 @@ async fn serve(
     let id = given_id.map_or_else(|| random_hex(16), str::to_owned);
     let reply = parse(&body).and_then(|body| {
         check(&body, config)?;
-        answer(&body, config, &id)
+        let mut reply = answer(&body, config, &id)?;
+        // vLLM dates all of them but ranks.
+        if reply["object"] == "list" {
+            reply["created"] = unix_seconds().into();
+        }
+        Ok(reply)
     });
     match reply {
         Ok(reply) => json_response(StatusCode::OK, &reply),

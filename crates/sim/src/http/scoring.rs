@@ -3,7 +3,6 @@
 use serde_json::{Value, json};
 
 use super::embed::{embedding, inputs, usage};
-use super::unix_seconds;
 use crate::config::SimConfig;
 use crate::error::ApiError;
 
@@ -26,7 +25,6 @@ pub(super) fn score(body: &Value, config: &SimConfig, id: &str) -> Result<Value,
     Ok(json!({
         "id": format!("score-{id}"),
         "object": "list",
-        "created": unix_seconds(),
         "model": body["model"],
         "data": data,
         "usage": usage(tokens(&pairs)),
@@ -74,7 +72,6 @@ pub(super) fn classify(body: &Value, config: &SimConfig, id: &str) -> Result<Val
     Ok(json!({
         "id": format!("classify-{id}"),
         "object": "list",
-        "created": unix_seconds(),
         "model": body["model"],
         "data": data,
         "usage": usage(tokens(&prompts)),
