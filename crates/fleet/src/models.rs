@@ -10,6 +10,7 @@ use splitrail_config::engine_tls::EngineTlsFiles;
 use splitrail_config::{
     BlockSize, Config, ContentFormatConfig, HuggingfaceTokenizer, Model, TokenizerConfig,
 };
+use splitrail_engine::EngineKind;
 use splitrail_engine_client::networks::Networks;
 use splitrail_engine_client::retry_budget::RetryBudget;
 use splitrail_engine_client::{ConnectOptions, EngineClient, ReplyMemory, TlsSettings};
@@ -178,7 +179,8 @@ impl KeptParts {
     fn of(served: &ServedModel, serving: &ServedModels, model: &Model, config: &Config) -> Self {
         let (was, bounds) = (&served.config, &serving.limits);
         let limits = &config.limits;
-        let tokenizer = was.tokenizer == model.tokenizer;
+        let tokenizer =
+            was.tokenizer == model.tokenizer && was.connector.engine() == model.connector.engine();
         let client = was.timeouts.connect == model.timeouts.connect
             && bounds.engine_reply_max_bytes == limits.engine_reply_max_bytes
             && bounds.request_memory_max_bytes == limits.request_memory_max_bytes;
@@ -266,7 +268,7 @@ fn pool(model: &Model, config: &Config) -> Pool {
 pub fn load_prompt(model: &Model) -> Result<Option<PromptModel>, ModelError> {
     let TokenizerConfig::Huggingface(tokenizer) = &model.tokenizer else { return Ok(None) };
     let name = || model.name.clone();
-    let options = prompt_options(tokenizer);
+    let options = prompt_options(tokenizer, model.connector.engine());
     let options = options.map_err(|(path, source)| ModelError::ChatTemplate {
         model: name(),
         path,
@@ -280,12 +282,14 @@ pub fn load_prompt(model: &Model) -> Result<Option<PromptModel>, ModelError> {
 /// read, and why.
 fn prompt_options(
     tokenizer: &HuggingfaceTokenizer,
+    engine: EngineKind,
 ) -> Result<PromptOptions, (String, std::io::Error)> {
     let read = |path: &PathBuf| {
         let text = read_template(path);
         text.map_err(|error| (path.display().to_string(), error))
     };
     Ok(PromptOptions {
+        engine,
         chat_template: tokenizer.chat_template.as_ref().map(read).transpose()?,
         content_format: match tokenizer.chat_template_content_format {
             ContentFormatConfig::Auto => None,

@@ -21,6 +21,7 @@ pub mod watch;
 use std::path::Path;
 
 use serde_json::{Map, Value};
+use splitrail_engine::EngineKind;
 use splitrail_kv::Chain;
 
 pub use engine_chat::engine_chat;
@@ -81,10 +82,12 @@ pub enum Extent {
     BeforeMedia,
 }
 
-/// The flags with which the engines of a model were started, as far as they change prompts. The
-/// default is an engine without any of these flags.
+/// The engines of a model and the flags with which they were started, as far as they change prompts.
+/// The default is vLLM without any of these flags.
 #[derive(Clone, Debug, Default)]
 pub struct PromptOptions {
+    /// Which engines: each builds tokenizers by its own rules.
+    pub engine: EngineKind,
     /// `--chat-template`: replaces the model's own templates.
     pub chat_template: Option<String>,
     /// `--chat-template-content-format`; `None` is `auto`.
@@ -112,7 +115,7 @@ impl PromptModel {
     /// # Errors
     /// [`LoadError`] if there is no usable tokenizer.
     pub fn load(path: &Path, options: PromptOptions) -> Result<Self, LoadError> {
-        Ok(Self::new(Tokenizer::load(path)?, options))
+        Ok(Self::new(Tokenizer::load(path, options.engine)?, options))
     }
 
     /// Combines a loaded tokenizer with an engine's options.

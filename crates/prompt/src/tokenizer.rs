@@ -25,6 +25,7 @@ use std::path::Path;
 use std::thread;
 
 use serde_json::Value;
+use splitrail_engine::EngineKind;
 use splitrail_kv::Chain;
 use tokenizers::AddedToken;
 
@@ -86,20 +87,20 @@ impl Tokenizer {
     /// `chat_template.jinja`, `config.json`. Only the first must exist, but without the last the
     /// engine's tokenizer class can only be guessed from the second.
     ///
-    /// The result is the tokenizer that vLLM builds from the folder. If that is not known, loading
+    /// The result is the tokenizer that the engine builds from the folder. If that is not known, loading
     /// succeeds, [`Self::notes`] says why, and [`Self::encode`] refuses every text.
     ///
     /// # Errors
     /// [`LoadError`] with the file that cannot be read or parsed.
-    pub fn load(path: &Path) -> Result<Self, LoadError> {
+    pub fn load(path: &Path, engine: EngineKind) -> Result<Self, LoadError> {
         // Reading takes several times the memory of the result, and the fast library keeps memory
         // for each thread that used it: all of that is freed when this thread ends.
-        let loaded = thread::scope(|scope| scope.spawn(|| Self::read(path)).join());
+        let loaded = thread::scope(|scope| scope.spawn(|| Self::read(path, engine)).join());
         memory::give_back();
         loaded.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 
-    fn read(path: &Path) -> Result<Self, LoadError> {
+    fn read(path: &Path, engine: EngineKind) -> Result<Self, LoadError> {
         let mut files = files::read(path)?;
         let path = files.tokenizer_path.clone();
         let located = |message: String| LoadError {
@@ -117,7 +118,7 @@ impl Tokenizer {
             );
         }
         let file = File::read(&text).map_err(|error| located(error.to_string()))?;
-        let plan = Plan::new(&files, &file);
+        let plan = Plan::new(&files, &file, engine);
         let text = plan.serialised.as_deref().unwrap_or(&text);
         notes.extend(plan.note.clone());
         let splits_special = files.config.get("split_special_tokens") == Some(&Value::Bool(true));
@@ -300,8 +301,9 @@ struct BuiltTokenizer {
 }
 
 impl Plan {
-    fn new(files: &Files, file: &File<'_>) -> Self {
-        let selected = select::select(&files.folder, &files.config, files.model.as_ref());
+    fn new(files: &Files, file: &File<'_>, engine: EngineKind) -> Self {
+        let model = files.model.as_ref();
+        let selected = select::select(&files.folder, &files.config, model, engine);
         let read = |family| {
             let sources = Sources {
                 config: &files.config,
@@ -330,7 +332,8 @@ impl Plan {
             TokenizerUse::Rebuilt(family) => family,
         };
         let tokens = read(Some(family));
-        let rebuilt = family.rebuild(file, &files.config, tokens.unknown()).and_then(|rebuilt| {
+        let special = tokens.variables();
+        let rebuilt = family.rebuild(file, &files.config, &special, engine).and_then(|rebuilt| {
             let text = serde_json::to_vec(&rebuilt).map_err(|_| "a file that cannot be written")?;
             Ok((rebuilt.rest, text))
         });

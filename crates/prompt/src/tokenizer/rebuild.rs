@@ -1,16 +1,30 @@
 //! Tokenizer classes of transformers 5 that use only vocabulary, merges and post-processor of
 //! `tokenizer.json` and define the rest themselves (`models/*/tokenization_*.py`; facts of version
-//! 5.19).
+//! 5.19), and what SGLang changes afterwards (`_apply_post_load_fixes` of
+//! `srt/utils/hf_transformers/tokenizer.py`, 0.5.23).
 
 use serde_json::{Map, Value, json};
+use splitrail_engine::EngineKind;
 
-use super::file::File;
+use super::file::{File, Text};
+use crate::template::SpecialTokens;
 
 /// The pattern by which Qwen 2 and 3 split words, single digits, punctuation and white space.
 const QWEN2_SPLIT: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// The pattern of Qwen 3.5, which keeps combining marks with their letters.
 const QWEN3_5_SPLIT: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// The classes named in the configuration for which SGLang adds the first token to texts.
+const SGLANG_ADDS_BOS: [&str; 7] = [
+    "LlamaTokenizer",
+    "LlamaTokenizerFast",
+    "CodeLlamaTokenizer",
+    "CodeLlamaTokenizerFast",
+    "GemmaTokenizer",
+    "GemmaTokenizerFast",
+    "CohereTokenizerFast",
+];
 
 /// A tokenizer class that rebuilds the tokenizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,8 +113,8 @@ impl Family {
         }
     }
 
-    /// The serialised tokenizer that the class builds, without added tokens. `unk_token` is the
-    /// effective unknown token.
+    /// The serialised tokenizer that the engine builds by the class, without added tokens. The named
+    /// special tokens are the effective ones.
     ///
     /// # Errors
     /// The feature of the file that the class does not accept, or whose result is not known.
@@ -108,24 +122,38 @@ impl Family {
         self,
         file: &File<'a>,
         config: &Map<String, Value>,
-        unk_token: Option<&str>,
+        special: &SpecialTokens,
+        engine: EngineKind,
     ) -> Result<File<'a>, &'static str> {
         let rest = &file.rest;
         let other = rest["model"].get("type").is_some_and(|kind| kind != "BPE");
         if other || !file.has_object_of_tokens() {
             return Err("a vocabulary that is not BPE");
         }
-        if self == Self::Llama && mentions_byte_level(rest) {
+        if engine == EngineKind::Vllm && self == Self::Llama && mentions_byte_level(rest) {
             // transformers recognises some of these by the name under which the engine loads them,
             // and then uses the file as it is.
             return Err("a byte-level tokenizer.json");
         }
-        let (normalizer, pre_tokenizer) = self.splitting(config);
+        let (normalizer, mut pre_tokenizer) = self.splitting(config);
         let sentencepiece = matches!(self, Self::Llama | Self::Gemma);
-        let unknown = (self == Self::Gemma).then_some(unk_token.unwrap_or("None"));
+        let text = |name: &str| special.get(name).map(String::as_str);
+        let unknown = (self == Self::Gemma).then_some(text("unk_token").unwrap_or("None"));
         // GPT-NeoX's class sets a post-processor that adds nothing.
-        let post_processor =
-            if self == Self::GptNeoX { &Value::Null } else { &rest["post_processor"] };
+        let mut post_processor =
+            if self == Self::GptNeoX { Value::Null } else { rest["post_processor"].clone() };
+        if engine == EngineKind::Sglang {
+            let own = &rest["pre_tokenizer"];
+            if !own.is_null() && own["type"] != pre_tokenizer["type"] {
+                pre_tokenizer = own.clone();
+            }
+            let class = config.get("tokenizer_class").and_then(Value::as_str).unwrap_or_default();
+            if SGLANG_ADDS_BOS.contains(&class)
+                && config.get("add_bos_token") != Some(&false.into())
+            {
+                post_processor = first_token(file, text("bos_token"))?;
+            }
+        }
         let rest = json!({
             "version": "1.0",
             "truncation": null,
@@ -189,6 +217,26 @@ impl Family {
             ),
         }
     }
+}
+
+/// A post-processor that puts the token, if there is one, before a text.
+///
+/// # Errors
+/// The vocabulary lacks the token, so that its id follows from tokens that are added later.
+fn first_token(file: &File<'_>, token: Option<&str>) -> Result<Value, &'static str> {
+    let text = json!([{ "Sequence": { "id": "A", "type_id": 0 } }]);
+    let Some(token) = token else {
+        return Ok(json!({
+            "type": "TemplateProcessing", "single": text, "pair": text, "special_tokens": {},
+        }));
+    };
+    let tokens = file.tokens().unwrap_or_default();
+    let id = tokens.get(&Text::from(token)).ok_or("a first token that the vocabulary lacks")?;
+    let single = json!([{ "SpecialToken": { "id": token, "type_id": 0 } }, text[0]]);
+    Ok(json!({
+        "type": "TemplateProcessing", "single": single, "pair": single,
+        "special_tokens": { token: { "id": token, "ids": [id], "tokens": [token] } },
+    }))
 }
 
 fn byte_level(add_prefix_space: bool, use_regex: bool) -> Value {

@@ -1,13 +1,15 @@
 //! Selects the tokenizer class that an engine uses for a model folder.
 //!
 //! transformers 5 does not always use `tokenizer.json` as it is: the model type and the class named
-//! in the configuration decide (`models/auto/tokenization_auto.py`), and vLLM has exceptions of its
-//! own (`vllm/tokenizers/registry.py`, `vllm/config/model.py`). The facts below are those of
-//! transformers 5.19 and vLLM 0.32.
+//! in the configuration decide (`models/auto/tokenization_auto.py`). vLLM has exceptions of its
+//! own (`vllm/tokenizers/registry.py`, `vllm/config/model.py`); SGLang prefers the named class where
+//! transformers would use the file as it is (`srt/utils/hf_transformers/tokenizer.py`). The facts
+//! below are those of transformers 5.19, vLLM 0.32 and SGLang 0.5.23.
 
 use std::path::Path;
 
 use serde_json::{Map, Value};
+use splitrail_engine::EngineKind;
 
 use super::rebuild::Family;
 
@@ -101,11 +103,26 @@ pub(super) enum TokenizerUse {
     Unknown(String),
 }
 
-/// Selects as `AutoTokenizer` does within vLLM. `model` is `config.json`.
+/// Selects as the engine does. `model` is `config.json`.
 pub(super) fn select(
     folder: &Path,
     config: &Map<String, Value>,
     model: Option<&Map<String, Value>>,
+    engine: EngineKind,
+) -> TokenizerUse {
+    let class = config.get("tokenizer_class").and_then(Value::as_str);
+    match (engine, by_transformers(folder, config, model, engine), class) {
+        (EngineKind::Sglang, TokenizerUse::AsIs, Some(class)) => by_name(class),
+        (_, selected, _) => selected,
+    }
+}
+
+/// Selects as `AutoTokenizer` does within the engine.
+fn by_transformers(
+    folder: &Path,
+    config: &Map<String, Value>,
+    model: Option<&Map<String, Value>>,
+    engine: EngineKind,
 ) -> TokenizerUse {
     let text =
         |key: &str| model.and_then(|model| model.get(key)?.as_str()).filter(|s| !s.is_empty());
@@ -116,9 +133,9 @@ pub(super) fn select(
         .filter_map(Value::as_str)
         .collect();
     let model_type = text("model_type");
-    if architectures.iter().any(|name| VLLM_AS_IS_ARCHITECTURES.contains(name))
-        || model_type.is_some_and(|kind| VLLM_AS_IS.contains(&kind))
-    {
+    let as_is = architectures.iter().any(|name| VLLM_AS_IS_ARCHITECTURES.contains(name))
+        || model_type.is_some_and(|kind| VLLM_AS_IS.contains(&kind));
+    if engine == EngineKind::Vllm && as_is {
         return TokenizerUse::AsIs;
     }
     if let Some(circumstance) = out_of_the_ordinary(folder, config, model, &architectures) {
@@ -154,9 +171,11 @@ fn registered_class(model_type: &str) -> Option<&'static str> {
 fn by_name(class: &str) -> TokenizerUse {
     let name = class.strip_suffix("Fast").unwrap_or(class);
     match name {
-        "TokenizersBackend" | "PreTrainedTokenizer" | "PythonBackend" | "BloomTokenizer" => {
-            TokenizerUse::AsIs
-        }
+        "TokenizersBackend"
+        | "PreTrainedTokenizer"
+        | "PreTrainedTokenizerBase"
+        | "PythonBackend"
+        | "BloomTokenizer" => TokenizerUse::AsIs,
         name => Family::of_class(name).map_or_else(
             || TokenizerUse::Unknown(format!("the tokenizer class {name}")),
             TokenizerUse::Rebuilt,

@@ -128,17 +128,12 @@ impl Tokens {
         Self { named, extra, by_id }
     }
 
-    /// The tokens as variables for templates.
+    /// The named tokens, as variables for templates have them.
     pub(super) fn variables(&self) -> SpecialTokens {
         self.named
             .iter()
             .map(|(name, special)| (name.clone(), special.content().to_owned()))
             .collect()
-    }
-
-    /// Content of the unknown token; `None` if there is none.
-    pub(super) fn unknown(&self) -> Option<&str> {
-        self.named.iter().find(|(name, _)| name == "unk_token").map(|(_, token)| token.content())
     }
 
     /// What transformers adds to a tokenizer that has the tokens `present`.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
+use splitrail_engine::EngineKind;
 use splitrail_prompt::template::{ChatInput, ChatTemplate, SpecialTokens, TemplateError};
 use splitrail_prompt::{ChatRequestView, PromptError, PromptModel, PromptOptions, Tokenizer};
 
@@ -160,14 +161,24 @@ fn the_date_in_a_prompt_is_reported() {
 #[test]
 fn files_that_cannot_be_used_are_named() {
     let folder = tempfile::tempdir().unwrap();
-    let missing = Tokenizer::load(folder.path()).unwrap_err();
+    let missing = Tokenizer::load(folder.path(), EngineKind::Vllm).unwrap_err();
     assert!(missing.path.ends_with("tokenizer.json"));
     std::fs::write(folder.path().join("tokenizer.json"), "{}").unwrap();
-    assert!(Tokenizer::load(folder.path()).unwrap_err().path.ends_with("tokenizer.json"));
+    assert!(
+        Tokenizer::load(folder.path(), EngineKind::Vllm)
+            .unwrap_err()
+            .path
+            .ends_with("tokenizer.json")
+    );
     std::fs::copy(fixtures().join("model/tokenizer.json"), folder.path().join("tokenizer.json"))
         .unwrap();
     std::fs::write(folder.path().join("tokenizer_config.json"), "{").unwrap();
-    assert!(Tokenizer::load(folder.path()).unwrap_err().path.ends_with("tokenizer_config.json"));
+    assert!(
+        Tokenizer::load(folder.path(), EngineKind::Vllm)
+            .unwrap_err()
+            .path
+            .ends_with("tokenizer_config.json")
+    );
 }
 
 #[test]
@@ -176,13 +187,15 @@ fn a_template_file_replaces_the_configured_template_and_changes_the_fingerprint(
     for name in ["tokenizer.json", "tokenizer_config.json"] {
         std::fs::copy(fixtures().join("model").join(name), folder.path().join(name)).unwrap();
     }
-    let before = Tokenizer::load(folder.path()).unwrap();
+    let before = Tokenizer::load(folder.path(), EngineKind::Vllm).unwrap();
     assert_eq!(
         before.fingerprint(),
-        Tokenizer::load(&folder.path().join("tokenizer.json")).unwrap().fingerprint()
+        Tokenizer::load(&folder.path().join("tokenizer.json"), EngineKind::Vllm)
+            .unwrap()
+            .fingerprint()
     );
     std::fs::write(folder.path().join("chat_template.jinja"), "other").unwrap();
-    let after = Tokenizer::load(folder.path()).unwrap();
+    let after = Tokenizer::load(folder.path(), EngineKind::Vllm).unwrap();
     assert_eq!(after.chat_template("default"), Some("other"));
     assert_ne!(before.fingerprint(), after.fingerprint());
 }
@@ -320,7 +333,7 @@ proptest! {
     #[test]
     fn no_text_makes_an_encoder_panic_and_ids_are_in_the_vocabulary(text in ".{0,200}") {
         thread_local! {
-            static TOKENIZER: Tokenizer = Tokenizer::load(&fixtures().join("model")).unwrap();
+            static TOKENIZER: Tokenizer = Tokenizer::load(&fixtures().join("model"), EngineKind::Vllm).unwrap();
         }
         TOKENIZER.with(|tokenizer| {
             let ids = tokenizer.encode(&text, true).unwrap();

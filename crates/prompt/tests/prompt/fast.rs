@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
+use splitrail_engine::EngineKind;
 use splitrail_kv::{Chain, HashSeed, Namespace};
 use splitrail_prompt::Tokenizer;
 
@@ -39,7 +40,7 @@ impl Pair {
         };
         write("tokenizer.json", &file);
         write("tokenizer_config.json", &json!({"tokenizer_class": "PreTrainedTokenizerFast"}));
-        let ours = Tokenizer::load(folder.path()).unwrap();
+        let ours = Tokenizer::load(folder.path(), EngineKind::Vllm).unwrap();
         let reference =
             tokenizers::Tokenizer::from_file(folder.path().join("tokenizer.json")).unwrap();
         Self { name, ours, reference }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
+use splitrail_engine::EngineKind;
 use splitrail_prompt::template::{ChatTemplate, SpecialTokens};
 use splitrail_prompt::{
     ChatRequestView, ContentFormat, PromptError, PromptModel, PromptOptions, Tokenizer,
@@ -124,7 +125,7 @@ fn content_format_is_detected_as_in_vllm() {
 fn texts_have_the_ids_of_transformers_under_every_set_up() {
     for variant in read_json("encodings.json").as_array().unwrap() {
         let folder = model_folder(&variant["tokenizer"], &variant["config"]);
-        let tokenizer = Tokenizer::load(folder.path()).unwrap();
+        let tokenizer = Tokenizer::load(folder.path(), EngineKind::Vllm).unwrap();
         assert_eq!(tokenizer.vocab_size() as u64, variant["vocab_size"], "{}", variant["name"]);
         for row in variant["rows"].as_array().unwrap() {
             let text = row["text"].as_str().unwrap();

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
+use splitrail_engine::EngineKind;
 use splitrail_prompt::tokenizer::TokenizeError;
 use splitrail_prompt::{PromptError, PromptModel, PromptOptions, Tokenizer};
 
@@ -45,7 +46,7 @@ fn every_class_that_an_engine_chooses_has_its_ids() {
     let mut faults = Vec::new();
     for model in golden["models"].as_array().unwrap() {
         let folder = folder(model["base"].as_str().unwrap(), &model["tokenizer"], &model["files"]);
-        let tokenizer = Tokenizer::load(folder.path()).unwrap();
+        let tokenizer = Tokenizer::load(folder.path(), EngineKind::Vllm).unwrap();
         let name = model["name"].as_str().unwrap();
         assert_eq!(tokenizer.unsupported(), None, "{name}: {:?}", tokenizer.notes());
         assert_eq!(tokenizer.vocab_size() as u64, model["vocab_size"], "{name}");
@@ -68,12 +69,49 @@ fn every_class_that_an_engine_chooses_has_its_ids() {
     assert!(faults.is_empty(), "{} differ:\n{}", faults.len(), faults.join("\n"));
 }
 
+/// Golden ids of a model: for each text those without and those with special tokens, which are left
+/// out where they are the same.
+fn assert_ids(tokenizer: &Tokenizer, name: &str, texts: &[Value], rows: &[Value]) {
+    assert_eq!(tokenizer.unsupported(), None, "{name}: {:?}", tokenizer.notes());
+    for (text, row) in texts.iter().zip(rows) {
+        let text = text.as_str().unwrap();
+        let row = row.as_array().unwrap();
+        for (special, want) in [(false, &row[0]), (true, row.last().unwrap())] {
+            let got = tokenizer.encode(text, special).unwrap();
+            assert_eq!(got, ids(want), "{name}: {text:?} {special}");
+        }
+    }
+}
+
+#[test]
+fn sglang_puts_parts_of_the_file_back_and_vllm_does_not() {
+    let (golden, sglang) = (read_json("models.json"), read_json("sglang.json"));
+    let texts = golden["texts"].as_array().unwrap();
+    let load = |model: &Value| {
+        let base = model["base"].as_str().unwrap();
+        let folder = folder(base, &model["tokenizer"], &model["files"]);
+        Tokenizer::load(folder.path(), EngineKind::Sglang).unwrap()
+    };
+    for model in golden["models"].as_array().unwrap() {
+        let name = model["name"].as_str().unwrap();
+        let mut rows = model["ids"].as_array().unwrap().clone();
+        for differs in sglang["differ"][name].as_array().unwrap() {
+            rows[differs[0].as_u64().unwrap() as usize] = differs[1].clone();
+        }
+        assert_ids(&load(model), name, texts, &rows);
+    }
+    for model in sglang["more"].as_array().unwrap() {
+        let name = model["name"].as_str().unwrap();
+        assert_ids(&load(model), name, texts, model["ids"].as_array().unwrap());
+    }
+}
+
 #[test]
 fn tokenizer_json_alone_is_not_what_the_engine_uses() {
     let golden = read_json("models.json");
     let plain = &golden["models"][0];
     let folder = folder("model", &json!({}), &plain["files"]);
-    let engine = Tokenizer::load(folder.path()).unwrap();
+    let engine = Tokenizer::load(folder.path(), EngineKind::Vllm).unwrap();
     assert!(engine.notes().iter().any(|note| note.contains("Qwen2")), "{:?}", engine.notes());
     let file = tokenizers::Tokenizer::from_file(folder.path().join("tokenizer.json")).unwrap();
     let of_file = file.encode("85", false).unwrap().get_ids().to_vec();
@@ -189,7 +227,7 @@ fn tokenizers_that_the_engine_builds_differently_are_refused_and_named() {
 #[test]
 fn a_missing_config_json_is_reported() {
     let alone = folder("model", &json!({}), &json!({}));
-    let tokenizer = Tokenizer::load(alone.path()).unwrap();
+    let tokenizer = Tokenizer::load(alone.path(), EngineKind::Vllm).unwrap();
     assert!(tokenizer.notes().iter().any(|note| note.contains("config.json")));
     let file = tokenizers::Tokenizer::from_file(alone.path().join("tokenizer.json")).unwrap();
     assert_eq!(
@@ -202,7 +240,9 @@ fn a_missing_config_json_is_reported() {
 fn the_class_changes_the_fingerprint() {
     let load = |model_type: &str| {
         let files = json!({ "config.json": { "model_type": model_type } });
-        Tokenizer::load(folder("model", &json!({}), &files).path()).unwrap().fingerprint()
+        Tokenizer::load(folder("model", &json!({}), &files).path(), EngineKind::Vllm)
+            .unwrap()
+            .fingerprint()
     };
     assert_eq!(load("qwen2"), load("qwen3"));
     assert_ne!(load("qwen2"), load("qwen3_5"));
