@@ -1,14 +1,12 @@
 //! What replicas report about themselves and their workers.
 
 mod ask_all;
-mod attention;
 mod merged;
 mod metrics_text;
 mod poll;
 mod snapshot;
 
 pub(crate) use ask_all::{ask_all, worst_code};
-pub(crate) use attention::{Attention, of_replica, of_worker, upper_bound};
 pub(crate) use merged::{MergedWorker, merge};
 pub(crate) use poll::{known_model, model_names, snapshot, workers};
-pub(crate) use snapshot::{ReplicaState, WorkerSnapshot};
+pub(crate) use snapshot::{Attention, ReplicaState, WorkerSnapshot};

@@ -1,7 +1,7 @@
 //! `splitrail explain`: asks running routers for the reasons of a request's placement.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, IsTerminal, Read};
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
@@ -12,7 +12,12 @@ use splitrail_settings::command::{Failure, Paint, exit, print_error};
 
 use crate::admin::{AdminArgs, AskError, AskErrorKind, Replica, percent_encoded};
 use crate::cluster::{ask_all, worst_code};
+use search::SearchArgs;
+use table::Layout;
 
+mod candidates;
+mod reason;
+mod search;
 mod table;
 
 /// Maximum size of a request in bytes: no router takes a larger one (`limits.body_size_max`).
@@ -20,13 +25,15 @@ const BODY_MAX_BYTES: u64 = 1 << 30;
 
 /// The arguments.
 #[derive(Args)]
-#[command(group = ArgGroup::new("what").required(true).args(["request", "request_id"]))]
+#[command(group = ArgGroup::new("what").required(true).multiple(true).args([
+    "request", "request_id", "worker", "since", "at", "failed", "slowest",
+]))]
 pub(crate) struct ExplainArgs {
     /// A file with a request's JSON body, or `-` for standard input; the request is not served.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "search")]
     request: Option<PathBuf>,
     /// The id (`x-request-id`) of a recently served request.
-    #[arg(long, value_name = "ID", conflicts_with_all = ["request", "endpoint", "header"])]
+    #[arg(long, value_name = "ID", conflicts_with_all = ["request", "endpoint", "header", "search"])]
     request_id: Option<String>,
     /// The path for which the request is meant. Derived from the body's members by default.
     #[arg(long, value_name = "PATH")]
@@ -37,6 +44,8 @@ pub(crate) struct ExplainArgs {
     /// The tenant whose request it is.
     #[arg(long, value_name = "NAME", conflicts_with = "request_id")]
     tenant: Option<String>,
+    #[command(flatten)]
+    search: SearchArgs,
     /// Prints the router's reply as JSON.
     #[arg(long)]
     json: bool,
@@ -47,6 +56,9 @@ pub(crate) struct ExplainArgs {
 
 /// Asks the routers, and returns the text to print.
 pub(crate) async fn run(args: ExplainArgs) -> Result<String, Failure> {
+    if args.search.is_given() {
+        return search::run(&args.search, &args.admin, args.json).await;
+    }
     let body = match &args.request {
         Some(path) => read_body(path).map_err(|error| {
             Failure::new(exit::NO_INPUT, format!("{}: {error}", path.display()))
@@ -64,8 +76,14 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<String, Failure> {
         return Ok(format!("{reply:#}"));
     }
     let mut text = String::new();
-    table::write(&mut text, &reply, Paint::of_stdout());
+    table::write(&mut text, &reply, Layout { paint: Paint::of_stdout(), width: terminal_width() });
     Ok([&[text.trim_end().to_owned()], &not_asked[..]].concat().join("\n"))
+}
+
+/// The columns of the terminal; `None` if the output goes elsewhere.
+fn terminal_width() -> Option<usize> {
+    let width = || crossterm::terminal::size().ok().map(|(columns, _)| usize::from(columns));
+    io::stdout().is_terminal().then(width).flatten()
 }
 
 /// The content of a file; `-` is standard input.

@@ -7,9 +7,7 @@ use serde_json::{Value, json};
 use splitrail_settings::command::{Failure, exit};
 
 use crate::admin::{AdminArgs, AskError, Replica};
-use crate::cluster::{
-    Attention, MergedWorker, ReplicaState, ask_all, merge, of_replica, snapshot, worst_code,
-};
+use crate::cluster::{Attention, MergedWorker, ReplicaState, ask_all, merge, snapshot, worst_code};
 use crate::output::Output;
 use crate::safe_text::printable;
 use crate::table::{Column, lines};
@@ -60,27 +58,6 @@ pub(crate) async fn run(args: StatusArgs) -> Result<Output, Failure> {
     Ok(Output { text, code: status.code() })
 }
 
-impl AttentionItem {
-    fn is_note(&self) -> bool {
-        self.attention.kind.is_note()
-    }
-
-    /// Whether another item says the same of another worker of the model.
-    fn is_alike(&self, other: &Self) -> bool {
-        let (one, other_one) = (&self.attention, &other.attention);
-        let is_of_workers = one.worker.is_some() && other_one.worker.is_some();
-        let says = |attention: &Attention| {
-            let id = attention.worker.clone().unwrap_or_default();
-            attention.message.replace(&format!("worker {id} "), "")
-        };
-        is_of_workers
-            && (one.kind, &one.model, &one.advice)
-                == (other_one.kind, &other_one.model, &other_one.advice)
-            && self.replicas == other.replicas
-            && says(one) == says(other_one)
-    }
-}
-
 impl Status {
     fn reached(&self) -> impl Iterator<Item = (usize, &ReplicaState)> {
         let all = self.replicas.iter().enumerate();
@@ -89,7 +66,8 @@ impl Status {
 
     fn code(&self) -> u8 {
         let errors = self.replicas.iter().filter_map(|(_, reply)| reply.as_ref().err());
-        let is_well = self.found().iter().all(AttentionItem::is_note) && !self.config_differs();
+        let is_well =
+            self.found().iter().all(|found| found.attention.is_note) && !self.config_differs();
         worst_code(errors, if is_well { 0 } else { exit::ATTENTION })
     }
 
@@ -103,18 +81,19 @@ impl Status {
     fn found(&self) -> Vec<AttentionItem> {
         let mut all: Vec<AttentionItem> = Vec::new();
         for (at, snapshot) in self.reached() {
-            for attention in of_replica(snapshot) {
-                match all.iter_mut().find(|found| found.attention == attention) {
+            for attention in &snapshot.needs_attention {
+                match all.iter_mut().find(|found| found.attention == *attention) {
                     Some(found) => found.replicas.push(at),
-                    None => all.push(AttentionItem { attention, replicas: vec![at] }),
+                    None => {
+                        all.push(AttentionItem { attention: attention.clone(), replicas: vec![at] })
+                    }
                 }
             }
         }
         // What is about a replica comes before what is about models and workers, and notes come last.
-        let about = |found: &AttentionItem| {
-            (found.attention.worker.is_some(), found.attention.model.is_some())
-        };
-        all.sort_by_key(|found| (found.is_note(), about(found)));
+        let about =
+            |about: &Attention| (about.is_note, !about.workers.is_empty(), about.model.is_some());
+        all.sort_by_key(|found| about(&found.attention));
         all
     }
 
@@ -132,7 +111,7 @@ impl Status {
                 "config_hash": snapshot.config_hash,
                 "models": snapshot.models,
                 "workers": workers_by_state(snapshot),
-                "needs_attention": of_replica(snapshot),
+                "needs_attention": snapshot.needs_attention,
             }),
         };
         json!({
@@ -236,47 +215,33 @@ impl Status {
                 "  hint: `splitrail reload` has all of them read their files again".to_owned(),
             );
         }
-        let groups = grouped(self.found());
+        let found = self.found();
         let several = self.reached().count() > 1;
         let show = |text: &str| printable(text, ATTENTION_MAX_COLUMNS);
-        for group in groups.iter().take(ATTENTION_LINES_MAX) {
-            let AttentionItem { attention, replicas } = &group[0];
+        for AttentionItem { attention, replicas } in found.iter().take(ATTENTION_LINES_MAX) {
             let names: Vec<_> = replicas.iter().map(|at| self.replicas[*at].0.name()).collect();
             let on = match (several, replicas.len() == self.reached().count()) {
                 (true, false) => format!("{}: ", names.join(", ")),
                 _ => String::new(),
             };
-            text.push(format!("{on}{}{}", about(group), show(&attention.message)));
+            text.push(format!("{on}{}{}", about(attention), show(&attention.message)));
             text.extend(
                 attention.advice.as_deref().map(|advice| format!("  hint: {}", show(advice))),
             );
         }
-        if groups.len() > ATTENTION_LINES_MAX {
-            let more = groups.len() - ATTENTION_LINES_MAX;
+        if found.len() > ATTENTION_LINES_MAX {
+            let more = found.len() - ATTENTION_LINES_MAX;
             text.push(format!("and {more} more, which --json lists"));
         }
         text
     }
 }
 
-/// What needs attention, with what is the same for several workers of a model in one group.
-fn grouped(found: Vec<AttentionItem>) -> Vec<Vec<AttentionItem>> {
-    let mut groups: Vec<Vec<AttentionItem>> = Vec::new();
-    for item in found {
-        match groups.iter_mut().find(|group| group[0].is_alike(&item)) {
-            Some(group) => group.push(item),
-            None => groups.push(vec![item]),
-        }
-    }
-    groups
-}
-
-/// Whom a group is about, with a colon: nobody if it is about the replica.
-fn about(group: &[AttentionItem]) -> String {
+/// Whom it is about, with a colon: nobody if it is about the replica.
+fn about(attention: &Attention) -> String {
     let show = |text: &str| printable(text, ATTENTION_MAX_COLUMNS);
-    let Some(model) = &group[0].attention.model else { return String::new() };
-    let workers: Vec<_> =
-        group.iter().filter_map(|item| item.attention.worker.as_deref()).map(show).collect();
+    let Some(model) = &attention.model else { return String::new() };
+    let workers: Vec<_> = attention.workers.iter().map(|worker| show(worker)).collect();
     match &workers[..] {
         [] => format!("model {}: ", show(model)),
         [worker] => format!("worker {worker} of {}: ", show(model)),

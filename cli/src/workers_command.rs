@@ -9,8 +9,7 @@ use splitrail_telemetry::clock::unix_ms;
 
 use crate::admin::{AdminArgs, AskError, Replica};
 use crate::cluster::{
-    MergedWorker, WorkerSnapshot, ask_all, known_model, merge, model_names, of_worker, upper_bound,
-    workers, worst_code,
+    MergedWorker, WorkerSnapshot, ask_all, known_model, merge, model_names, workers, worst_code,
 };
 use crate::output::Output;
 use crate::table::{Column, lines};
@@ -86,7 +85,7 @@ fn to_json(replicas: &[Replica], replies: &Replies, merged: &[MergedWorker<'_>])
                 "kv_routing": seen.kv_routing,
                 "parity": seen.parity,
                 "prewarm": seen.prewarm,
-                "needs_attention": of_worker(seen),
+                "needs_attention": seen.needs_attention,
             })
         });
         json!({
@@ -175,10 +174,13 @@ fn state(worker: &WorkerSnapshot) -> String {
 
 /// Why the worker is in its state, and what is to be known of its index.
 fn why(worker: &WorkerSnapshot) -> String {
-    let rebuilt = worker.index_rebuilt_often.as_ref();
-    let rebuilt = rebuilt.map(|reason| format!("index rebuilt often: {reason}"));
-    let parts = [Some(worker.state_why.clone()), rebuilt, upper_bound(worker)];
-    parts.into_iter().flatten().collect::<Vec<_>>().join("; ")
+    // Its state is the first part, and its parity has a column.
+    let others = worker.needs_attention.iter().filter(|attention| {
+        !matches!(attention.kind.as_str(), "state" | "draining")
+            && !attention.kind.starts_with("parity")
+    });
+    let others = others.map(|attention| attention.message.clone());
+    std::iter::once(worker.state_why.clone()).chain(others).collect::<Vec<_>>().join("; ")
 }
 
 fn parity(worker: &WorkerSnapshot) -> String {

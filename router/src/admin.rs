@@ -63,6 +63,7 @@ pub fn routes(admin: Admin, bound: SocketAddr) -> Router {
         .route(METRICS, get(metrics::metrics))
         .route("/health", get(health))
         .route("/ready", get(ready))
+        .route("/admin/attention", get(show::attention))
         .route("/admin/config", get(show::config))
         .route("/admin/decisions", get(show::decisions))
         .route(EXPLAIN, post(explain::show))

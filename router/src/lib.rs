@@ -19,6 +19,7 @@ pub const PARTS: splitrail_config::Parts = splitrail_config::Parts {
 pub mod abort;
 pub mod admin;
 pub mod assemble;
+pub mod attention;
 pub mod core;
 pub mod live;
 pub mod reload;

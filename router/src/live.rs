@@ -172,7 +172,7 @@ async fn sample(live: Arc<Live>, core: Arc<Core>) {
             let (shared, core) = (Arc::clone(&live), Arc::clone(&core));
             let sampling = tokio::task::spawn_blocking(move || {
                 sampler.read(&core, is_kept, &shared.history);
-                let snapshot = wants_snapshot.then(|| sampler.snapshot(&core));
+                let snapshot = wants_snapshot.then(|| sampler.snapshot(&core, &shared.shed()));
                 (sampler, snapshot)
             });
             let snapshot;

@@ -19,40 +19,28 @@ const MODELS_MAX_COLUMNS: usize = 1000;
 /// # Errors
 /// The first error of the paths that were asked.
 pub(crate) async fn snapshot(replica: Replica) -> Result<ReplicaState, AskError> {
-    let (ready, text, workers, models) = tokio::join!(
+    let (ready, text, attention, workers, models) = tokio::join!(
         replica.readiness(),
         replica.get_text("/metrics"),
+        replica.get("/admin/attention"),
         replica.get("/admin/workers"),
         replica.get("/admin/models"),
     );
     let metrics = MetricsText::read(&text?);
     let workers: Vec<WorkerSnapshot> = members(replica.member(&workers?, "workers")?);
-    let models = models?;
-    let shed = members(replica.member(&models, "shed_last_minute")?);
-    let mut models: Vec<ModelSnapshot> = members(replica.member(&models, "models")?);
+    let mut models: Vec<ModelSnapshot> = members(replica.member(&models?, "models")?);
     for model in &mut models {
         let labels = [("model", &*model.name)];
         model.requests_in_flight = metrics.sum("splitrail_requests_in_flight", &labels) as u64;
         model.queue_depth = metrics.sum("splitrail_queue_depth", &labels) as u64;
     }
     let version = metrics.all("splitrail_build_info", &[]).next();
-    // The labels of the series that are 0; without such series, nothing is wrong.
-    let zeros = |name, label| -> Vec<String> {
-        let zeros = metrics.all(name, &[]).filter(|series| series.value == 0.0);
-        zeros.map(|series| series.label(label).to_owned()).collect()
-    };
-    let is_zero = |name| !zeros(name, "").is_empty();
     Ok(ReplicaState {
         version: version.map(|series| series.label("version").to_owned()).unwrap_or_default(),
         // As the `ETag` of `GET /admin/config` has it.
         config_hash: format!("{:012x}", metrics.sum("splitrail_config_hash", &[]) as u64),
         not_ready: ready?,
-        reload_refused: is_zero("splitrail_config_last_reload_successful"),
-        unwritten_files: zeros("splitrail_output_file_writable", "file"),
-        unusable_key_files: zeros("splitrail_key_file_current", "file"),
-        issuers_without_keys: zeros("splitrail_jwks_keys", "issuer"),
-        broker_disconnected: is_zero("splitrail_broker_connected"),
-        shed,
+        needs_attention: members(replica.member(&attention?, "needs_attention")?),
         models,
         workers,
     })

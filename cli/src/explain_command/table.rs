@@ -4,26 +4,32 @@ use serde_json::{Map, Value};
 
 use splitrail_settings::command::Paint;
 
-use crate::safe_text::printable;
+use super::candidates::{fetch, figure, table, text, word};
+use super::reason::reason;
 
-/// What the line of the chosen worker begins with.
-const CHOSEN: &str = "* ";
+/// What the lines of a table of candidates begin with.
+const MARGIN: &str = "    ";
 
-/// Maximum width of a text, which may come from a client or a worker.
-const TEXT_MAX_COLUMNS: usize = 1000;
+/// How an explanation is drawn.
+#[derive(Clone, Copy)]
+pub(super) struct Layout {
+    pub(super) paint: Paint,
+    /// The columns of the terminal; `None` if there is none.
+    pub(super) width: Option<usize>,
+}
 
 /// Formats a reply of `POST /admin/explain`.
-pub(super) fn write(out: &mut String, reply: &Value, paint: Paint) {
+pub(super) fn write(out: &mut String, reply: &Value, layout: Layout) {
     if reply["dry_run"] == true {
-        dry_run(out, &reply["explanation"], paint);
+        dry_run(out, &reply["explanation"], layout);
     } else {
         for one in list(&reply["decisions"]) {
-            past(out, one, paint);
+            past(out, one, layout);
         }
     }
 }
 
-fn dry_run(out: &mut String, told: &Value, paint: Paint) {
+fn dry_run(out: &mut String, told: &Value, layout: Layout) {
     let unit = text(&told["cost_unit"]);
     line(
         out,
@@ -44,13 +50,15 @@ fn dry_run(out: &mut String, told: &Value, paint: Paint) {
         comparison(out, &prompt["auto"]);
         for step in list(&prompt["steps"]) {
             let leg = text(&step["step"]);
-            choice(out, &leg, step, &unit, paint);
-            candidates(
-                out,
-                list(&step["candidates"]).iter().collect(),
-                list(&step["conditions"]),
-                paint,
-            );
+            let candidates: Vec<_> = list(&step["candidates"]).iter().collect();
+            let step_of = Step {
+                leg: &leg,
+                candidates,
+                conditions: list(&step["conditions"]),
+                blocks: &prompt["prompt_blocks"],
+                unit: &unit,
+            };
+            choice(out, &step_of, step, layout);
             if leg == "decode_try" && prompt["gate"]["verdict"] == "asked" {
                 push(out, "  and where that one turns the prompt away:");
             }
@@ -58,7 +66,7 @@ fn dry_run(out: &mut String, told: &Value, paint: Paint) {
                 let reasons: Vec<_> = list(&veto["reasons"]).iter().map(text).collect();
                 // Workers with another role are not listed.
                 if !reasons.iter().any(|reason| reason == "role") {
-                    vetoed(out, veto, &reasons.join(", "), paint);
+                    vetoed(out, veto, &reasons.join(", "), layout.paint);
                 }
             }
         }
@@ -68,9 +76,10 @@ fn dry_run(out: &mut String, told: &Value, paint: Paint) {
     }
 }
 
-fn past(out: &mut String, told: &Value, paint: Paint) {
+fn past(out: &mut String, told: &Value, layout: Layout) {
     let decision = &told["decision"];
     let unit = text(&told["cost_unit"]);
+    push(out, &layout.paint.strong(&sentence(decision)));
     line(
         out,
         "",
@@ -106,10 +115,16 @@ fn past(out: &mut String, told: &Value, paint: Paint) {
     }
     let all = list(&decision["candidates"]);
     for made in list(&told["choices"]) {
-        choice(out, &text(&made["leg"]), made, &unit, paint);
-        candidates(out, all.iter().filter(|one| one["leg"] == made["leg"]).collect(), &[], paint);
+        let step = Step {
+            leg: &text(&made["leg"]),
+            candidates: all.iter().filter(|one| one["leg"] == made["leg"]).collect(),
+            conditions: &[],
+            blocks: &decision["prompt_blocks"],
+            unit: &unit,
+        };
+        choice(out, &step, made, layout);
         for veto in list(&decision["vetoed"]).iter().filter(|veto| veto["leg"] == made["leg"]) {
-            vetoed(out, veto, &text(&veto["reason"]), paint);
+            vetoed(out, veto, &text(&veto["reason"]), layout.paint);
         }
     }
 }
@@ -123,7 +138,7 @@ fn comparison(out: &mut String, auto: &Value) {
     fields(out, "  auto: ", &figures);
     for (way, plan) in ways {
         if let Some(plan) = plan {
-            push(out, &format!("    {way}{}", fetch(plan)));
+            push(out, &format!("    {way} {}", fetch(plan)));
         }
     }
 }
@@ -152,119 +167,52 @@ fn prompt_line(out: &mut String, prompt: &Value) {
     );
 }
 
-fn choice(out: &mut String, name: &str, made: &Value, unit: &str, paint: Paint) {
-    let rank =
-        |which: &str| made[which].as_u64().map(|rank| format!("/{rank}")).unwrap_or_default();
-    let chosen = text(&made["chosen"]) + &rank("chosen_rank");
-    let mut said = format!("  {}: {}", paint.strong(name), paint.good(&chosen));
-    if let (true, Some(margin)) = (made["runner_up"].is_string(), made["margin"].as_f64()) {
-        let next = text(&made["runner_up"]);
-        let rank = rank("runner_up_rank");
-        said += &format!(" (next: {next}{rank}, by {margin:.1} {unit})");
-    }
+/// A choice between candidates for a leg.
+struct Step<'a> {
+    leg: &'a str,
+    candidates: Vec<&'a Value>,
+    /// What is known of the workers of a dry run.
+    conditions: &'a [Value],
+    /// Blocks of the prompt.
+    blocks: &'a Value,
+    unit: &'a str,
+}
+
+/// Why the worker was chosen, and the candidates.
+fn choice(out: &mut String, step: &Step<'_>, made: &Value, Layout { paint, width }: Layout) {
+    let why = reason(&step.candidates, step.blocks, step.unit);
+    let why = why.unwrap_or_else(|| text(&made["chosen"]));
+    let mut said = format!("  {}: {}", paint.strong(step.leg), paint.good(&why));
     for (what, key) in [("no fetch", "no_fetch"), ("no one shot", "no_one_shot")] {
         if let Some(why) = made[key].as_str() {
-            said += &format!(", {what}: {why}");
+            said += &format!(", {what}: {}", word(why));
         }
     }
     push(out, &said);
-}
-
-/// One line per worker.
-fn candidates(out: &mut String, all: Vec<&Value>, conditions: &[Value], paint: Paint) {
-    const COLUMNS: [(&str, &str); 7] = [
-        ("cost", "cost"),
-        ("overlap", "overlap_blocks"),
-        ("speculative", "speculative_blocks"),
-        ("discount", "overlap_discount"),
-        ("requests", "requests"),
-        ("to prefill", "prefill_tokens"),
-        ("active", "active_tokens"),
-    ];
-    let mut rows = vec![header(&COLUMNS)];
-    for seen in all {
-        let mark = if seen["chosen"] == true { CHOSEN } else { "  " };
-        let veto = &seen["veto"];
-        let veto = if veto.is_string() { format!(" ({})", text(veto)) } else { String::new() };
-        let rank = seen["rank"].as_u64().map(|rank| format!("/{rank}")).unwrap_or_default();
-        let mut row = vec![format!("{mark}{}{rank}{veto}", text(&seen["worker"]))];
-        row.extend(COLUMNS.iter().map(|(_, key)| match (*key, seen["spine_blocks"].as_u64()) {
-            // What full attention holds beyond it, the worker cannot use.
-            ("overlap_blocks", Some(spine)) => format!("{} of {spine}", figure(&seen[*key])),
-            _ => figure(&seen[*key]),
-        }));
-        row.push(tiers(&seen["overlap_by_tier"]));
-        row.push(terms(&seen["terms"]) + &fetch(&seen["fetch"]) + &reads(seen));
-        let condition = conditions.iter().find(|one| one["worker"] == seen["worker"]);
-        row.push(age(condition.unwrap_or(seen)));
-        rows.push(row);
-    }
-    let widths: Vec<usize> = (0..rows[0].len())
-        .map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0))
-        .collect();
-    for row in rows {
-        let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, width))| {
-            if column == 0 || column > COLUMNS.len() {
-                format!("{cell:<width$}")
-            } else {
-                format!("{cell:>width$}")
-            }
-        });
-        let said = cells.collect::<Vec<_>>().join("  ");
-        let said = said.trim_end();
-        let said = if said.starts_with(CHOSEN) { paint.good(said) } else { said.to_owned() };
-        push(out, &format!("    {said}"));
+    let width = width.map(|width| width.saturating_sub(MARGIN.len()));
+    for line in table(&step.candidates, step.conditions, width, paint) {
+        push(out, &format!("{MARGIN}{line}"));
     }
 }
 
-fn header(columns: &[(&str, &str)]) -> Vec<String> {
-    let mut row = vec!["  worker".to_owned()];
-    row.extend(columns.iter().map(|(title, _)| (*title).to_owned()));
-    row.extend(["by tier", "terms", "index"].map(str::to_owned));
-    row
-}
-
-fn tiers(by_tier: &Value) -> String {
-    let tiers = by_tier.as_object().into_iter().flatten();
-    let each = tiers.map(|(tier, blocks)| format!("{} {}", word(tier), figure(blocks)));
-    each.collect::<Vec<_>>().join(", ")
-}
-
-fn terms(terms: &Value) -> String {
-    let terms = terms.as_object().into_iter().flatten();
-    let each = terms.map(|(term, cost)| format!("{} {}", word(term), figure(cost)));
-    each.collect::<Vec<_>>().join(" + ")
-}
-
-/// The prefix that a candidate would fetch from another worker, if it would.
-fn fetch(fetch: &Value) -> String {
-    match &fetch["source"] {
-        Value::Null => String::new(),
-        source => {
-            let way = if fetch["way"] == "one_shot" { " in one shot" } else { "" };
-            format!(" (fetches {} blocks from {}{way})", fetch["blocks"], text(source))
-        }
-    }
-}
-
-/// What a candidate would read back, if it would read anything.
-fn reads(seen: &Value) -> String {
-    match &seen["read_back_blocks"] {
-        Value::Null => String::new(),
-        blocks => format!(" (reads back up to block {blocks})"),
-    }
-}
-
-/// The age of the index, from a condition or from a candidate of a past decision.
-fn age(condition: &Value) -> String {
-    let age = match condition["index_age_ms"].as_u64() {
-        Some(ms) => format!("heard {ms} ms ago"),
-        None => "never heard".to_owned(),
+/// What became of a request: `served by p0 and d1; 71 ms to the first token, 1,203 ms in all`.
+fn sentence(decision: &Value) -> String {
+    let outcome = match &decision["outcome"] {
+        Value::Null => "in progress".to_owned(),
+        outcome if *outcome == "ok" => "served".to_owned(),
+        outcome => text(outcome),
     };
-    match condition["events_current"] == false {
-        true => format!("{age}, not current"),
-        false => age,
-    }
+    let workers = [&decision["prefill_worker"], &decision["decode_worker"]];
+    let workers: Vec<_> = workers.into_iter().filter(|id| id.is_string()).map(text).collect();
+    let by =
+        if workers.is_empty() { String::new() } else { format!(" by {}", workers.join(" and ")) };
+    let ms = |key: &str| decision[key].as_f64().map(|ms| format!("{ms:.0} ms"));
+    let first = ms("ttft_ms").map(|ms| format!("; {ms} to the first token"));
+    let total = ms("total_ms").map(|ms| format!("; {ms} in all"));
+    let attempts = decision["attempts"].as_u64().filter(|attempts| *attempts > 1);
+    let attempts = attempts.map(|attempts| format!("; {attempts} attempts"));
+    let parts = [first, total, attempts].into_iter().flatten().collect::<String>();
+    format!("{outcome}{by}{parts}")
 }
 
 /// The fields of an object that are not null, on one line.
@@ -279,28 +227,6 @@ fn line(out: &mut String, lead: &str, fields: &[(&str, &Value)]) {
     let told =
         told.map(|(key, value)| format!("{} {}", word(&key.replace('_', " ")), figure(value)));
     push(out, &format!("{lead}{}", told.collect::<Vec<_>>().join(", ")));
-}
-
-fn figure(value: &Value) -> String {
-    match value.as_f64() {
-        // Shares need more than one decimal digit.
-        Some(number) if value.is_f64() && number > 0.0 && number < 1.0 => {
-            let figure = format!("{number:.3}");
-            figure.trim_end_matches('0').to_owned()
-        }
-        Some(number) if value.is_f64() => format!("{number:.1}"),
-        _ => text(value),
-    }
-}
-
-fn text(value: &Value) -> String {
-    let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    word(&text)
-}
-
-/// A name that another process has chosen.
-fn word(name: &str) -> String {
-    printable(name, TEXT_MAX_COLUMNS)
 }
 
 fn list(value: &Value) -> &[Value] {

@@ -316,6 +316,28 @@ impl Access {
         self.issuers.iter().filter_map(|trusted| trusted.issuer.take_task()).collect()
     }
 
+    /// The files of keys that cannot be used: their previous keys stay valid.
+    pub fn unusable_key_files(&self, now: Instant) -> Vec<String> {
+        let unusable = self.keys.iter().filter(|source| !source.is_current(now));
+        unusable.map(|source| source.file().to_string_lossy().into_owned()).collect()
+    }
+
+    /// The keys that have expired at this time, sorted by id.
+    pub fn expired_keys(&self, at: SystemTime) -> Vec<KeyHolder> {
+        let mut all: Vec<_> = self.keys.iter().flat_map(|source| source.expired(at)).collect();
+        all.sort_by(|one, other| one.id.cmp(&other.id));
+        all
+    }
+
+    /// Whether the broker over which limits are shared is connected; `None` if there is no broker.
+    pub fn is_broker_connected(&self) -> Option<bool> {
+        match &self.counting {
+            LimitCounting::Local(_) => None,
+            #[cfg(feature = "nats")]
+            LimitCounting::Shared(replicas) => Some(replicas.is_connected()),
+        }
+    }
+
     /// Sets the gauges of the files of keys.
     pub fn observe_key_files(&self, metrics: &Metrics) {
         // A reload may have removed files.
@@ -328,15 +350,9 @@ impl Access {
     }
 
     /// Sets the gauge of the connection to the broker, if limits are shared.
-    #[cfg_attr(not(feature = "nats"), allow(unused_variables))]
     pub fn observe_broker(&self, metrics: &Metrics) {
-        match &self.counting {
-            LimitCounting::Local(_) => {}
-            #[cfg(feature = "nats")]
-            LimitCounting::Shared(replicas) => {
-                let gauge = metrics.broker_connected.with_label_values::<&str>(&[]);
-                gauge.set(replicas.is_connected().into());
-            }
+        if let Some(is_connected) = self.is_broker_connected() {
+            metrics.broker_connected.with_label_values::<&str>(&[]).set(is_connected.into());
         }
     }
 

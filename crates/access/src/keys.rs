@@ -180,6 +180,13 @@ impl KeySource {
         }
     }
 
+    /// The holders of the keys that have expired at this time.
+    pub fn expired(&self, at: SystemTime) -> Vec<KeyHolder> {
+        let table = self.table.load();
+        let expired = |key: &&Key| key.expires.is_some_and(|expires| expires <= at);
+        table.keys.iter().filter(expired).map(|key| key.holder.clone()).collect()
+    }
+
     /// Reads the file again if it has changed or could not be used before. If it cannot be used, its
     /// previous keys stay valid, and the error is logged once for each version of the file.
     pub fn refresh(&self) {

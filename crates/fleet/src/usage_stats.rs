@@ -162,6 +162,12 @@ impl UsageStats {
         HitTotals { prompt_tokens: self.prompt_tokens.load(Relaxed), hit_tokens }
     }
 
+    /// Whether none of several replies said how many tokens were cached.
+    pub fn reports_no_cached_tokens(&self) -> bool {
+        let ReportingView { replies, never, .. } = self.cached_tokens.view();
+        never && replies >= PATIENCE_REPLIES
+    }
+
     /// The measurements of the current epoch.
     pub fn measured(&self) -> Measurements {
         Measurements {

@@ -5,6 +5,7 @@
 
 mod handle;
 mod legs;
+mod notable;
 mod parts;
 mod placement;
 mod record;
@@ -21,4 +22,4 @@ pub use parts::{
 pub use placement::Placement;
 pub use record::{Decision, DecisionStart};
 pub use reply::UsageReport;
-pub use ring::Decisions;
+pub use ring::{DecisionFilter, Decisions};

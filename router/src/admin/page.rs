@@ -35,6 +35,7 @@ macro_rules! files {
 const FILES: &[File] = files![
     "/" "text/html" "index.html",
     "/page/page.css" "text/css" "page.css",
+    "/page/attention.js" "text/javascript" "attention.js",
     "/page/charts.js" "text/javascript" "charts.js",
     "/page/cluster.js" "text/javascript" "cluster.js",
     "/page/decisions.js" "text/javascript" "decisions.js",

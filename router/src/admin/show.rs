@@ -8,10 +8,12 @@ use http::HeaderValue;
 use http::header::{CONTENT_TYPE, ETAG};
 use serde::Deserialize;
 use serde_json::json;
+use splitrail_ledger::decisions::DecisionFilter;
 use splitrail_settings::variables::escaped_json;
 
 use super::context::Admin;
 use super::query::Query;
+use crate::attention;
 use crate::ingress::reply::json_reply;
 
 /// The running configuration. The reply is itself a valid configuration file, because JSON is YAML.
@@ -30,20 +32,39 @@ pub(super) async fn config(State(admin): State<Admin>) -> Response {
     reply
 }
 
+/// What an operator should look at.
+pub(super) async fn attention(State(admin): State<Admin>) -> Response {
+    let found = attention::find(&admin.core, &admin.live.shed());
+    json_reply(json!({ "needs_attention": found }))
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct DecisionsQuery {
     request_id: Option<String>,
+    worker: Option<String>,
+    from_unix_ms: Option<u64>,
+    to_unix_ms: Option<u64>,
+    failed: Option<bool>,
+    slowest: Option<bool>,
     limit: Option<usize>,
 }
 
+/// The decisions that the query asks for, among those that are kept.
 pub(super) async fn decisions(
     State(admin): State<Admin>,
     Query(query): Query<DecisionsQuery>,
 ) -> Response {
     let limit = query.limit.unwrap_or(100).min(admin.core.serving().limits.decisions_kept);
-    let decisions = admin.core.decisions.newest(query.request_id.as_deref(), limit);
-    json_reply(json!({ "decisions": decisions }))
+    let filter = DecisionFilter {
+        request_id: query.request_id,
+        worker: query.worker,
+        from_unix_ms: query.from_unix_ms,
+        to_unix_ms: query.to_unix_ms,
+        failed: query.failed.unwrap_or(false),
+        slowest: query.slowest.unwrap_or(false),
+    };
+    json_reply(json!({ "decisions": admin.core.decisions.find(&filter, limit) }))
 }
 
 pub(super) async fn models(State(admin): State<Admin>) -> Response {
@@ -66,11 +87,10 @@ pub(super) async fn models(State(admin): State<Admin>) -> Response {
                 "gate": config.gate,
                 "policy": config.policy,
                 "tokenizer": served.config.tokenizer.makes_tokens(),
-                "suspect_prompts": served.suspects.count(Instant::now()),
             })
         })
         .collect();
-    json_reply(json!({ "models": models, "shed_last_minute": admin.live.shed() }))
+    json_reply(json!({ "models": models }))
 }
 
 pub(super) async fn requests(State(admin): State<Admin>) -> Response {

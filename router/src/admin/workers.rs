@@ -9,13 +9,12 @@ use serde_json::{Value, json};
 use splitrail_kv::Tier;
 
 use super::context::Admin;
+use crate::attention;
 use crate::ingress::reply::json_reply;
 use splitrail_fleet::ServedModel;
 use splitrail_fleet::Worker;
 use splitrail_fleet::ranks::{Rank, rank_key};
 use splitrail_fleet::shim_report::EventOrigin;
-use splitrail_policy::Leg;
-use splitrail_workload::endpoint_support::TOKENIZER;
 
 /// Every worker of every model.
 pub(super) async fn list(State(admin): State<Admin>) -> Response {
@@ -36,12 +35,6 @@ pub(super) fn view(admin: &Admin, served: &ServedModel, worker: &Worker) -> Valu
     let load = worker.load(Instant::now());
     let since = worker.health.lifecycle.since();
     let parity = worker.kv.parity.parity();
-    let open: Vec<_> = [Leg::Prefill, Leg::Decode]
-        .into_iter()
-        .filter(|leg| worker.serves(*leg) && worker.breaker(*leg).is_open())
-        .map(Leg::name)
-        .chain(worker.engine.endpoint_support.breaker.is_open().then_some(TOKENIZER))
-        .collect();
     let blocks = served.pool.block_counts(worker);
     let blocks: serde_json::Map<_, _> = Tier::ALL
         .iter()
@@ -65,7 +58,7 @@ pub(super) fn view(admin: &Admin, served: &ServedModel, worker: &Worker) -> Valu
         "events_current": worker.events_are_current(),
         "events_cut_off": worker.tells_blocks() && !worker.events_are_current(),
         "index_truncated": worker.index_is_truncated(),
-        "breakers_open": open,
+        "breakers_open": attention::open_breakers(worker),
         "shim": worker.config.shim,
         "capabilities": worker.shim_report.capabilities().map(|known| known.to_json()),
         "supports_cache_hit_threshold": worker.supports_cache_hit_threshold(),
@@ -103,6 +96,7 @@ fn performance(worker: &Worker) -> Value {
         "full": worker.health.rest.is_full(),
         "costs": worker.load.costs.view(Instant::now()),
         "slowdown": worker.load.costs.slowdown(),
+        "needs_attention": attention::find_of_worker(worker),
     })
 }
 

@@ -12,6 +12,7 @@ use http::{HeaderValue, StatusCode, Uri};
 use serde_json::json;
 use splitrail_engine::dialect::Dialect;
 
+use crate::attention;
 use crate::core::Core;
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, ErrorKind};
@@ -80,7 +81,10 @@ pub async fn health() -> Response {
 /// Whether the router can take traffic.
 pub async fn ready(State(core): State<Arc<Core>>) -> Response {
     match core.unready() {
-        None => json_reply(json!({"status": "ready"})),
+        None => match attention::notes_of_models(&core) {
+            notes if notes.is_empty() => json_reply(json!({"status": "ready"})),
+            notes => json_reply(json!({"status": "ready", "notes": notes})),
+        },
         Some(reason) => {
             let body = json!({"status": "not ready", "reason": reason});
             (StatusCode::SERVICE_UNAVAILABLE, json_reply(body)).into_response()

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 
-use super::history::History;
+use super::history::{History, Shed};
 use super::pace::{INTERVAL, send_time};
 use super::readings::CounterReading;
 use super::snapshot::{Snapshot, snapshot};
@@ -29,8 +29,8 @@ impl Sampler {
     }
 
     /// A snapshot as a server-sent event.
-    pub(super) fn snapshot(&self, core: &Core) -> Bytes {
-        event(&snapshot(&self.readings, core))
+    pub(super) fn snapshot(&self, core: &Core, shed: &[Shed]) -> Bytes {
+        event(&snapshot(&self.readings, core, shed))
     }
 }
 

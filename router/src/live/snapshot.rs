@@ -6,16 +6,24 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use super::decisions::{DecisionView, RecentDecisions};
+use super::history::Shed;
 use super::model::ModelView;
 use super::readings::{ModelReading, UNPLACED};
 use super::spans::{LastReadings, WINDOW};
 use super::worker::WorkerView;
+use crate::attention::{self, Attention};
 use crate::core::Core;
 use splitrail_fleet::Worker;
 use splitrail_telemetry::clock::unix_ms;
 
 /// The number of the snapshot's form. It is raised if a member changes its meaning or is removed.
 const SCHEMA: u32 = 1;
+
+/// Maximum number of things that need attention in a snapshot.
+const ATTENTION_MAX: usize = 32;
+
+/// Maximum number of workers that one of them names. The workers themselves have their states.
+const WORKERS_NAMED_MAX: usize = 64;
 
 /// The cluster at one time, in counts, rates and names.
 #[derive(Debug, Serialize)]
@@ -35,12 +43,13 @@ pub(super) struct Snapshot {
     /// Requests that failed, or were refused because of load, before their model was known: those of
     /// the results `failed` and `shed`, as far as there were any.
     unplaced_failures_per_s: BTreeMap<&'static str, f64>,
+    needs_attention: Vec<Attention>,
     models: Vec<ModelView>,
     decisions: Vec<DecisionView>,
 }
 
 /// A snapshot of the present.
-pub(super) fn snapshot(readings: &LastReadings, core: &Core) -> Snapshot {
+pub(super) fn snapshot(readings: &LastReadings, core: &Core, shed: &[Shed]) -> Snapshot {
     let (serving, now_unix_ms) = (core.serving(), unix_ms());
     let unready = core.unready();
     let config_hash = core.metrics.config_hash.with_label_values::<&str>(&[]).get();
@@ -65,9 +74,17 @@ pub(super) fn snapshot(readings: &LastReadings, core: &Core) -> Snapshot {
         not_ready_why: unready,
         window_ms: u64::try_from(WINDOW.as_millis()).unwrap_or(u64::MAX),
         unplaced_failures_per_s: unplaced_failures(readings),
+        needs_attention: shortened(attention::find(core, shed)),
         models: models.collect(),
         decisions: recent.shown,
     }
+}
+
+/// The first of what needs attention, each with the first of its workers.
+fn shortened(mut found: Vec<Attention>) -> Vec<Attention> {
+    found.truncate(ATTENTION_MAX);
+    found.iter_mut().for_each(|attention| attention.workers.truncate(WORKERS_NAMED_MAX));
+    found
 }
 
 fn unplaced_failures(readings: &LastReadings) -> BTreeMap<&'static str, f64> {

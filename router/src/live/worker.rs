@@ -6,11 +6,10 @@ use serde::Serialize;
 
 use super::readings::WorkerReading;
 use super::spans::Spans;
+use crate::attention::open_breakers;
 use splitrail_fleet::parity::{Cause, Parity};
 use splitrail_fleet::{ServedModel, Worker};
-use splitrail_policy::Leg;
 use splitrail_telemetry::figure::{ratio, rounded};
-use splitrail_workload::endpoint_support::TOKENIZER;
 
 /// Maximum number of characters of the cause of a state.
 const WHY_MAX: usize = 160;
@@ -65,11 +64,6 @@ impl WorkerView {
         let load = worker.load(Instant::now());
         let since = worker.health.lifecycle.since();
         let parity = worker.kv.parity.parity();
-        let open = [Leg::Prefill, Leg::Decode]
-            .into_iter()
-            .filter(|leg| worker.serves(*leg) && worker.breaker(*leg).is_open())
-            .map(Leg::name)
-            .chain(worker.engine.endpoint_support.breaker.is_open().then_some(TOKENIZER));
         let last_minute = LastMinute::of(worker, spans);
         let discount = Some(worker.kv.drift.discount()).filter(|share| *share > 0.0);
         let counts = worker.tells_blocks() && worker.overlap_is_believed(None);
@@ -80,7 +74,7 @@ impl WorkerView {
             state_why: clipped(&since.why, WHY_MAX),
             state_since_unix_ms: since.unix_ms,
             draining: worker.is_draining(),
-            breakers_open: open.collect(),
+            breakers_open: open_breakers(worker),
             requests: worker.load.booked.requests(),
             prefill_tokens: worker.load.booked.prefill_tokens(),
             engine_running: load.as_ref().and_then(|load| load.running),

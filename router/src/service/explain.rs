@@ -16,7 +16,7 @@ use splitrail_api::memory_budget::MemoryBudget;
 use splitrail_api::steering::Steering;
 use splitrail_flow::explain::explain;
 use splitrail_flow::prepare::{Payload, prepare};
-use splitrail_ledger::decisions::Decision;
+use splitrail_ledger::decisions::{Decision, DecisionFilter};
 
 /// Maximum time for which a dry run waits for others.
 const PERMIT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -55,7 +55,8 @@ pub async fn dry_run(
 ///
 /// With a tenant, decisions for requests of other tenants are not shown.
 pub fn past(core: &Core, request_id: &str, tenant: Option<&Tenant>) -> Option<Value> {
-    let mut decisions = core.decisions.newest(Some(request_id), usize::MAX);
+    let filter = DecisionFilter { request_id: Some(request_id.to_owned()), ..Default::default() };
+    let mut decisions = core.decisions.find(&filter, usize::MAX);
     if let Some(tenant) = tenant {
         decisions.retain(|decision| decision.tenant() == Some(&*tenant.name));
     }
@@ -79,7 +80,9 @@ pub fn past(core: &Core, request_id: &str, tenant: Option<&Tenant>) -> Option<Va
 pub fn not_kept(core: &Core, request_id: &str) -> String {
     let kept = core.serving().limits.decisions_kept;
     format!(
-        "no decision of request {request_id} is kept; the last {kept} are (limits.decisions_kept)"
+        "no decision of request {request_id} is kept; the last {kept} are (limits.decisions_kept), \
+         and for hours the slowest, failed and retried ones of each minute. The access log has a line \
+         of each request"
     )
 }
 

@@ -500,8 +500,10 @@ impl Scope {
                 recorder.write(self.endpoint, arrived_unix_ms, times, prompt, decision);
             });
         }
+        let ended_unix_ms = arrived_unix_ms.saturating_add((seconds * 1e3) as u64);
         for decision in &placed.decisions {
             decision.request_took(times);
+            self.core.decisions.keep_if_notable(decision, ended_unix_ms);
         }
     }
 

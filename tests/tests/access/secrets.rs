@@ -339,6 +339,7 @@ impl World {
             "/admin/config",
             "/admin/decisions?limit=1000",
             "/admin/workers",
+            "/admin/attention",
             "/admin/models",
             "/admin/requests",
             "/admin/live/history",

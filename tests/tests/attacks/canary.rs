@@ -476,6 +476,7 @@ async fn no_prompt_completion_token_id_or_key_is_shown_anywhere() {
         "/metrics",
         "/admin/decisions?limit=1000",
         "/admin/workers",
+        "/admin/attention",
         "/admin/models",
         "/admin/requests",
     ] {

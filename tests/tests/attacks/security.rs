@@ -95,6 +95,7 @@ async fn only_listed_paths_reach_an_engine() {
         "/metrics",
         "/admin/decisions",
         "/admin/workers",
+        "/admin/attention",
         "/admin/models",
         "/admin/requests",
         "/admin/config",

@@ -144,8 +144,10 @@ async fn names_with_markup_are_text_and_run_nothing() {
     ] {
         decision[member] = name(kind).into();
     }
-    hostile["ready"] = false.into();
-    hostile["not_ready_why"] = name("reason").into();
+    hostile["needs_attention"] = json!([{
+        "kind": "slow", "is_note": false, "model": name("model"), "workers": [name("p0")],
+        "message": name("reason"), "advice": name("advice"),
+    }]);
     let mut second = hostile["models"][0].clone();
     second["name"] = name("other").into();
     hostile["models"].as_array_mut().unwrap().push(second);
@@ -160,7 +162,9 @@ async fn names_with_markup_are_text_and_run_nothing() {
         browser.shows(place, shown).await;
     }
     browser.shows("#decisions tbody", "request\"'><img").await;
-    browser.shows("#unready", "reason\"'><img").await;
+    for text in ["p0", "reason", "advice"] {
+        browser.shows("#attention", &format!("{text}\"'><img")).await;
+    }
     browser.shows("#tiles", "outcome\"'><img").await;
     // What cannot be seen, or turns text round, is written out.
     browser.shows("#workers tbody th", "\\u{a}\\u{202e}&lt;").await;

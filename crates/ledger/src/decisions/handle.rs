@@ -28,6 +28,11 @@ impl DecisionHandle {
         read(&self.lock())
     }
 
+    /// A number that only clones of this handle have.
+    pub(super) fn address(&self) -> usize {
+        Arc::as_ptr(&self.0).addr()
+    }
+
     pub(super) fn lock(&self) -> MutexGuard<'_, Decision> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -176,6 +176,16 @@ impl Decision {
         self.outcome
     }
 
+    /// Whether the prompt failed: it has ended, not well, and its client did not leave.
+    pub(super) fn has_failed(&self) -> bool {
+        self.outcome.is_some_and(|outcome| !matches!(outcome, "ok" | "cancelled"))
+    }
+
+    /// The time to the first token of a stream, or that of a whole reply; 0 while the request runs.
+    pub(super) fn slow_ms(&self) -> f64 {
+        self.times.map_or(0.0, |times| times.ttft_ms.unwrap_or(times.total_ms))
+    }
+
     /// The number of full blocks of the prompt.
     pub fn prompt_blocks(&self) -> u32 {
         self.prompt_blocks

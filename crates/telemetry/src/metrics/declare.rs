@@ -1,6 +1,7 @@
 //! Creates the series whose labels are known, at 0, and removes those of workers and models that have
 //! left.
 
+use prometheus::IntGaugeVec;
 use prometheus::core::{Collector, MetricVec, MetricVecBuilder};
 use prometheus::proto::MetricFamily;
 
@@ -145,6 +146,16 @@ impl Metrics {
         self.each(&mut |metric, family| forget_series(metric, family, &own));
         self.exemplars.forget(own[0]);
     }
+}
+
+/// The label of each series of a gauge that is 0; empty for a gauge without labels.
+pub fn labels_of_zeros(gauge: &IntGaugeVec) -> Vec<String> {
+    let all = gauge.collect();
+    let series = all.iter().flat_map(|family| family.get_metric());
+    let zeros = series.filter(|series| series.get_gauge().get_value() == 0.0);
+    zeros
+        .map(|series| series.get_label().first().map_or("", |pair| pair.value()).to_owned())
+        .collect()
 }
 
 /// Removes the series of a metric that have these labels, if the metric has them.

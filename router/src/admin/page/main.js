@@ -1,5 +1,6 @@
 // The live page: reads the router's stream and shows the chosen model.
 
+import { AttentionList } from "./attention.js";
 import { Chart } from "./charts.js";
 import { Cluster } from "./cluster.js";
 import { Decisions, Why } from "./decisions.js";
@@ -57,6 +58,7 @@ const charts = {
     empty: "No prompt in the last ten minutes.",
   }),
 };
+const attention = new AttentionList({ list: find("attention"), note: find("attention-note") });
 const tiles = new Tiles(find("tiles"));
 const cluster = new Cluster(find("cluster"));
 const workers = new Workers(find("workers"));
@@ -217,9 +219,8 @@ function drawBoard() {
 }
 
 /** What is wrong with the router itself, or an empty text. */
-function troubleOfRouter({ ready, draining, not_ready_why: why, unplaced_failures_per_s: failures }) {
+function troubleOfRouter({ ready, draining, unplaced_failures_per_s: failures }) {
   if (draining && !ready) return "This router is draining: it finishes its requests and takes no new ones.";
-  if (!ready) return `This router is not ready: ${shown(why)}.`;
   const parts = [];
   if (failures.shed) parts.push(`${count(failures.shed)} requests/s are refused because of load`);
   if (failures.failed) parts.push(`${count(failures.failed)} requests/s fail, as the log of this router says`);
@@ -235,6 +236,7 @@ function drawHead() {
   const said = { draining: "Draining", ready: "Ready", unready: "Not ready" }[state];
   setText(find("ready"), isStale ? `Last seen: ${said.toLowerCase()}` : said);
   setAttribute(find("ready"), "data-ready", isStale ? "unknown" : state);
+  attention.show(snapshot.needs_attention);
   const trouble = troubleOfRouter(snapshot);
   find("unready").hidden = trouble === "";
   setText(find("unready"), trouble);

@@ -5,6 +5,7 @@ use splitrail_tests::Client;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::ports::HeldPort;
 use splitrail_tests::scripted_server::{ScriptedReply, ScriptedServer};
+use splitrail_tests::tenants::Keys;
 use splitrail_tests::trial::{COMPLETIONS, completion, prompt};
 use tokio::task::JoinSet;
 
@@ -106,15 +107,14 @@ async fn workers_and_top_name_the_models_that_exist_if_the_chosen_one_does_not()
     assert_eq!(known.code, 0, "{known:?}");
 }
 
-/// What pretends to be a router with these metrics and workers.
-async fn pretended(metrics: &'static str, workers: Value) -> ScriptedServer {
+/// What pretends to be a router that has found this.
+async fn pretended(needs_attention: Value) -> ScriptedServer {
     ScriptedServer::start(move |heard| {
         let reply = match heard.target.split('?').next().unwrap_or_default() {
-            "/metrics" => return ScriptedReply::events(metrics),
-            "/admin/workers" => json!({"workers": workers}),
-            "/admin/models" => json!({
-                "models": [{"name": "m", "flow": "aggregated"}], "shed_last_minute": [],
-            }),
+            "/metrics" => return ScriptedReply::events(""),
+            "/admin/attention" => json!({"needs_attention": needs_attention}),
+            "/admin/workers" => json!({"workers": []}),
+            "/admin/models" => json!({"models": [{"name": "m", "flow": "aggregated"}]}),
             _ => json!({"status": "ready"}),
         };
         ScriptedReply::json(200, &reply.to_string())
@@ -123,50 +123,71 @@ async fn pretended(metrics: &'static str, workers: Value) -> ScriptedServer {
 }
 
 #[tokio::test]
-async fn status_names_files_keys_issuers_and_brokers_that_fail() {
-    let metrics = "splitrail_output_file_writable{file=\"ledger\"} 0\n\
-                   splitrail_output_file_writable{file=\"audit\"} 1\n\
-                   splitrail_key_file_current{file=\"keys.yaml\"} 0\n\
-                   splitrail_jwks_keys{issuer=\"https://id.example\"} 0\n\
-                   splitrail_broker_connected 0\n\
-                   splitrail_config_last_reload_successful 0\n";
-    let router = pretended(metrics, json!([])).await;
+async fn status_names_routers_before_workers_notes_last_and_a_large_fleet_in_one_line() {
+    let workers: Vec<String> = (0..64).map(|number| format!("w{number}")).collect();
+    let needs = json!([
+        {
+            "kind": "slow", "is_note": false, "model": "m", "workers": ["w1"], "message": "slow: why",
+        },
+        {
+            "kind": "no_tokenizer", "is_note": true, "model": "m", "message": "no KV routing: why",
+            "advice": "set it",
+        },
+        {
+            "kind": "events_cut_off", "is_note": false, "model": "m", "workers": workers,
+            "message": "cut off", "advice": "look there",
+        },
+        {"kind": "reload_refused", "is_note": false, "message": "refused", "advice": "read it"},
+    ]);
+    let router = pretended(needs.clone()).await;
     let status = run(&["status", "--admin", &router.url()]).await;
     assert_eq!(status.code, 1, "{status:?}");
-    for (line, hint) in [
-        ("ledger.path: lines are lost", "make room"),
-        ("the key file keys.yaml cannot be used", "splitrail check"),
-        ("no keys of issuer https://id.example", "auth[].jwks"),
-        ("the broker is not connected", "quotas.servers"),
-        ("the last reload was refused", "a key that needs a restart"),
-    ] {
-        let lines: Vec<_> = status.stdout.lines().collect();
-        let at = lines.iter().position(|one| one.contains(line));
-        let at = at.unwrap_or_else(|| panic!("{line}: {status:?}"));
-        assert!(lines[at + 1].contains("hint: ") && lines[at + 1].contains(hint), "{status:?}");
-    }
-    assert!(!status.stdout.contains("audit.path"), "{status:?}");
-    let told = run(&["status", "--admin", &router.url(), "--json"]).await.json();
-    let needs = told["replicas"][0]["needs_attention"].as_array().unwrap();
-    let kinds: Vec<_> = needs.iter().map(|one| one["kind"].as_str().unwrap()).collect();
+    let lines: Vec<_> = status.stdout.lines().skip_while(|line| *line != "refused").collect();
+    let named = "64 workers of m (w0, w1, w2, w3, w4, w5, w6, w7, ...): cut off";
     assert_eq!(
-        kinds,
+        lines,
         [
-            "reload_refused",
-            "file_not_written",
-            "key_file_unusable",
-            "issuer_without_keys",
-            "broker_disconnected",
-            // The model says that it wants none.
-            "no_tokenizer"
+            "refused",
+            "  hint: read it",
+            "worker w1 of m: slow: why",
+            named,
+            "  hint: look there",
+            "model m: no KV routing: why",
+            "  hint: set it",
         ]
     );
+    // Replicas that say the same are not told apart.
+    let other = pretended(needs.clone()).await;
+    let admins = format!("{},{}", router.url(), other.url());
+    let both = run(&["status", "--admin", &admins]).await;
+    assert!(both.stdout.trim_end().ends_with(&lines.join("\n")), "{both:?}");
 
-    let well = metrics.replace("} 0", "} 1").replace("connected 0", "connected 1");
-    let well: &'static str = well.replace("successful 0", "successful 1").leak();
-    let router = pretended(well, json!([])).await;
+    let router = pretended(json!([needs[1]])).await;
     let status = run(&["status", "--admin", &router.url()]).await;
     assert!(status.code == 0 && status.stdout.contains("all is well"), "{status:?}");
+}
+
+#[tokio::test]
+async fn status_names_a_key_file_that_fails_and_keys_that_have_expired() {
+    let mut keys = Keys::empty();
+    keys.expired("acme");
+    let top = |_| format!("{}\ntenants: [ {{ name: acme }} ]", keys.auth());
+    let routers = Routers::start_with(1, ADMIN, top).await;
+    routers.until_serving().await;
+    let admin = Client::new(routers.routers[0].admin);
+    let needs = async || admin.get("/admin/attention").await.json()["needs_attention"].clone();
+    let expired = needs().await;
+    assert_eq!(expired[0]["kind"], "keys_expire", "{expired}");
+    let message = expired[0]["message"].as_str().unwrap();
+    assert!(message.contains("have expired: k-") && message.contains("of acme"), "{message}");
+    let status = run(&["status", "--admin", &routers.admins()]).await;
+    assert_eq!((status.code, status.line("auth:").contains("of acme")), (0, true), "{status:?}");
+
+    std::fs::write(keys.path(), "keys: nonsense").unwrap();
+    eventually("the file is named", async || needs().await[0]["kind"] == "key_file_unusable").await;
+    let status = run(&["status", "--admin", &routers.admins()]).await;
+    assert_eq!(status.code, 1, "{status:?}");
+    assert!(status.line("auth: the key file").contains("stay valid"), "{status:?}");
 }
 
 #[cfg(feature = "nats")]
@@ -187,39 +208,14 @@ async fn status_and_the_log_name_a_broker_that_cannot_be_reached() {
     assert!(needs.iter().any(|one| one["kind"] == "broker_disconnected"), "{told}");
 }
 
-#[tokio::test]
-async fn status_says_that_a_worker_is_not_tested_yet_and_of_one_that_is_down_only_that() {
-    let worker = |id: &str, state: &str, parity: &str| {
-        json!({
-            "model": "m", "id": id, "role": "decode", "state": state, "state_why": "why",
-            "parity": parity, "parity_cause": "block_size", "kv_routing": false,
-        })
-    };
-    let workers = json!([
-        worker("away", "down", "pending"),
-        worker("new", "serving", "pending"),
-        worker("other", "serving", "mismatch"),
-        worker("drifts", "serving", "ok"),
-    ]);
-    let router = pretended("", workers).await;
-    let status = run(&["status", "--admin", &router.url()]).await;
-    let of = |id: &str| -> Vec<&str> {
-        let about = format!("worker {id} of m: ");
-        status.stdout.lines().filter_map(|line| line.strip_prefix(&about)).collect()
-    };
-    assert_eq!(of("away"), ["down: why"], "{status:?}");
-    assert_eq!(of("new"), ["no KV routing yet: not tested since the worker joined or came back"]);
-    assert_eq!(of("other"), ["parity mismatch: block_size"]);
-    assert!(of("drifts")[0].contains("much less in its cache"), "{status:?}");
-}
-
 /// What pretends to be a router, with a hostile name wherever a reply has room for one.
 async fn hostile(id: &'static str) -> ScriptedServer {
     ScriptedServer::start(move |heard| {
         let worker = json!({
             "model": "m", "id": id, "role": "decode", "url": id, "state": "draining",
             "state_why": id, "breakers_open": [id], "parity": "mismatch", "parity_cause": id,
-            "parity_advice": id, "kv_routing": false,
+            "kv_routing": false,
+            "needs_attention": [{"kind": id, "message": id, "advice": id}],
         });
         let live = json!({
             "schema": 1, "config_hash": id, "router_version": id, "ready": false,
@@ -235,10 +231,11 @@ async fn hostile(id: &'static str) -> ScriptedServer {
             "/admin/live" => {
                 return ScriptedReply::events(&format!("event: snapshot\ndata: {live}\n\n"));
             }
+            "/admin/attention" => json!({"needs_attention": [{
+                "kind": id, "model": id, "workers": [id], "message": id, "advice": id,
+            }]}),
             "/admin/workers" => json!({"workers": [worker]}),
-            "/admin/models" => json!({
-                "models": [{"name": "m", "flow": id}], "shed_last_minute": [],
-            }),
+            "/admin/models" => json!({"models": [{"name": "m", "flow": id}]}),
             "/admin/reload" => json!({
                 "result": id, "config_digest": id,
                 "changes": [{"path": id, "old": id, "new": id}], "renewed": [id],
@@ -370,7 +367,7 @@ async fn workers_and_status_name_a_worker_whose_kv_events_do_not_arrive() {
     assert_eq!(admin.post_with("/admin/workers", &headers, body).await.status, 201);
     let has = |needs: &Value| {
         let mut needs = needs.as_array().unwrap().iter();
-        needs.any(|one| one["kind"] == "events_cut_off" && one["worker"] == "d9")
+        needs.any(|one| one["kind"] == "events_cut_off")
     };
     let listed = run(&["workers", "--admin", &routers.admins(), "--json"]).await.json();
     let workers = listed["workers"].as_array().unwrap();
@@ -378,6 +375,9 @@ async fn workers_and_status_name_a_worker_whose_kv_events_do_not_arrive() {
     assert!(has(&added["replicas"][0]["needs_attention"]), "{listed}");
     let status = run(&["status", "--admin", &routers.admins(), "--json"]).await.json();
     assert!(has(&status["replicas"][0]["needs_attention"]), "{status}");
+    let needs = status["replicas"][0]["needs_attention"].as_array().unwrap();
+    let cut_off = needs.iter().find(|one| one["kind"] == "events_cut_off").unwrap();
+    assert_eq!(cut_off["workers"], json!(["d9"]), "{status}");
 }
 
 #[tokio::test]
@@ -406,4 +406,43 @@ async fn each_address_of_a_host_name_can_be_a_router_of_its_own() {
         .map(|replica| replica["admin"].clone())
         .collect();
     assert!(names.contains(&json!(format!("127.0.0.1:{port}"))), "{names:?}");
+}
+
+#[tokio::test]
+async fn explain_lists_past_requests_of_all_routers_by_worker_time_and_slowness() {
+    let routers = Routers::start(2).await;
+    for (place, id) in ["first", "second"].into_iter().enumerate() {
+        let http = Client::new(routers.routers[place].http);
+        let headers = [("content-type", "application/json"), ("x-request-id", id)];
+        let body = completion(&prompt(40, id)).to_string();
+        assert_eq!(http.post_with(COMPLETIONS, &headers, body).await.status, 200);
+    }
+    let admins = routers.admins();
+    let ran = async |arguments: &[&str]| {
+        let ran = run(&[&["explain", "--admin", &admins], arguments].concat()).await;
+        assert_eq!(ran.code, 0, "{ran:?}");
+        ran
+    };
+    let ids = |ran: &super::support::Ran| -> Vec<String> {
+        let rows = ran.stdout.lines().skip(3);
+        rows.map(|row| row.split_whitespace().nth(1).unwrap().to_owned()).collect()
+    };
+    let newest = ran(&["--since", "10m"]).await;
+    assert_eq!(ids(&newest), ["second", "first"], "{newest:?}");
+    assert!(newest.stdout.starts_with("2 requests, the newest first"), "{newest:?}");
+    let mut slowest = ids(&ran(&["--slowest"]).await);
+    slowest.sort();
+    assert_eq!(slowest, ["first", "second"]);
+    let of_first = &ran(&["--since", "10m", "--json"]).await.json()["decisions"][1];
+    let worker = of_first["decode_worker"].as_str().unwrap();
+    assert!(ids(&ran(&["--worker", worker]).await).contains(&"first".to_owned()));
+    for nothing in [&["--failed"][..], &["--worker", "d9"], &["--at", "2026-01-01T00:00:00Z"]] {
+        let found = ran(nothing).await;
+        assert!(found.stdout.starts_with("no such request is kept"), "{found:?}");
+    }
+    let explained = ran(&["--request-id", "first"]).await;
+    assert!(explained.stdout.starts_with("served by "), "{explained:?}");
+    assert!(explained.stdout.contains("blocks"), "{explained:?}");
+    let both = run(&["explain", "--admin", &admins, "--failed", "--request-id", "x"]).await;
+    assert_eq!(both.code, 64, "{both:?}");
 }

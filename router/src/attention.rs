@@ -1,0 +1,279 @@
+//! What an operator should look at, found in one place for `splitrail status` and `workers`, the live
+//! page and `/ready`.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant, SystemTime};
+
+use serde::Serialize;
+
+use crate::core::Core;
+use crate::live::Shed;
+use splitrail_access::Access;
+use splitrail_access::keys::{Grant, KeyHolder};
+use splitrail_fleet::{ServedModel, Worker};
+use splitrail_telemetry::metrics::labels_of_zeros;
+
+mod worker;
+
+pub use worker::open_breakers;
+use worker::{WorkerFacts, of_worker};
+
+/// How long before its end a key is named.
+const EXPIRES_SOON: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+
+/// Maximum number of keys that a line names.
+const KEYS_NAMED_MAX: usize = 8;
+
+/// Kinds of what needs attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AttentionKind {
+    /// The router is not ready, or drains.
+    NotReady,
+    /// The last reload was refused.
+    ReloadRefused,
+    /// Lines of one of the router's files are lost.
+    FileNotWritten,
+    /// A file of API keys cannot be used.
+    KeyFileUnusable,
+    /// API keys have expired, or will soon.
+    KeysExpire,
+    /// The router has no keys of an issuer of JSON Web Tokens.
+    IssuerWithoutKeys,
+    /// The router is not connected to the broker over which limits are shared.
+    BrokerDisconnected,
+    /// The router has refused requests because of load.
+    ShedsRequests,
+    /// A model is served without KV routing, because the router does not know the tokens of prompts.
+    NoTokenizer,
+    /// Prompts fail alike on all workers.
+    SuspectPrompts,
+    /// A worker is down, unready, ejected, stuck, or leaves.
+    State,
+    /// A worker is drained.
+    Draining,
+    /// A circuit breaker of a worker is open.
+    BreakerOpen,
+    /// A worker does not agree with the router on tokens or blocks.
+    ParityMismatch,
+    /// The canary of a worker has not ended since the worker joined or came back.
+    ParityPending,
+    /// The canary of a worker gave no clear result.
+    ParityUnknown,
+    /// A worker takes no part in KV routing for another reason.
+    NoKvRouting,
+    /// The KV events of a worker do not arrive.
+    EventsCutOff,
+    /// The index lacks blocks of a worker.
+    IndexTruncated,
+    /// The index of a worker is rebuilt again and again.
+    IndexRebuiltOften,
+    /// The engine of a worker is full.
+    Full,
+    /// A worker takes much longer than the others of its role.
+    Slow,
+    /// Its engine reports no load.
+    NoLoad,
+    /// Its engine does not say how much of a prompt was cached.
+    NoCachedTokens,
+    /// A worker handed nothing over on some endpoints.
+    NoHandOff,
+    /// The engine of a worker may find less than the index says.
+    OverlapIsUpperBound,
+}
+
+impl AttentionKind {
+    /// Whether nothing is wrong, so that it is only to be known.
+    fn is_note(self) -> bool {
+        matches!(
+            self,
+            Self::OverlapIsUpperBound | Self::NoTokenizer | Self::NoCachedTokens | Self::KeysExpire
+        )
+    }
+}
+
+/// Something that an operator should look at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Attention {
+    /// Its kind.
+    pub kind: AttentionKind,
+    /// Whether nothing is wrong, so that it is only to be known.
+    pub is_note: bool,
+    /// The model that it is about; `None` if it is about the router.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// The ids of the workers that it is about, in the order of the model's workers.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub workers: Vec<String>,
+    /// What is wrong.
+    pub message: String,
+    /// What to do about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub advice: Option<String>,
+}
+
+impl Attention {
+    fn new(kind: AttentionKind, message: impl Into<String>) -> Self {
+        Self {
+            kind,
+            is_note: kind.is_note(),
+            model: None,
+            workers: Vec::new(),
+            message: message.into(),
+            advice: None,
+        }
+    }
+
+    fn advise(self, advice: impl Into<String>) -> Self {
+        Self { advice: Some(advice.into()), ..self }
+    }
+}
+
+/// All that needs attention: of the router, then of models, then of workers, and notes last. `shed`
+/// are the requests that were refused because of load within the last minute.
+pub fn find(core: &Core, shed: &[Shed]) -> Vec<Attention> {
+    let mut found = of_router(core);
+    found.extend(of_shed(shed));
+    let serving = core.serving();
+    found.extend(serving.models.iter().flat_map(|served| of_model(served)));
+    found.extend(serving.models.iter().flat_map(|served| of_workers(served)));
+    // The sort is stable.
+    found.sort_by_key(|attention| attention.is_note);
+    found
+}
+
+/// What is only to be known of the models, which `/ready` says as well.
+pub fn notes_of_models(core: &Core) -> Vec<Attention> {
+    let serving = core.serving();
+    let all = serving.models.iter().flat_map(|served| of_model(served));
+    all.filter(|attention| attention.is_note).collect()
+}
+
+/// What needs attention of one worker.
+pub fn find_of_worker(worker: &Worker) -> Vec<Attention> {
+    of_worker(&WorkerFacts::of(worker))
+}
+
+/// What the router cannot do, write, read or reach.
+fn of_router(core: &Core) -> Vec<Attention> {
+    use AttentionKind as Kind;
+    let mut found = Vec::new();
+    if let Some(reason) = core.unready() {
+        found.push(Attention::new(Kind::NotReady, format!("not ready: {reason}")));
+    }
+    let metrics = &core.metrics;
+    if !labels_of_zeros(&metrics.config_reload_successful).is_empty() {
+        let advice = "`splitrail reload` and the router's log name what is wrong: \
+                      a mistake in the file, or a key that needs a restart";
+        let refused = "the last reload was refused; the configuration before it stays in use";
+        found.push(Attention::new(Kind::ReloadRefused, refused).advise(advice));
+    }
+    for section in labels_of_zeros(&metrics.output_file_writable) {
+        let message = format!("{section}.path: lines are lost, because the file cannot be written");
+        let advice = "the router's log has the cause: make room, or repair the folder";
+        found.push(Attention::new(Kind::FileNotWritten, message).advise(advice));
+    }
+    let access = core.access.load();
+    for file in access.unusable_key_files(Instant::now()) {
+        let message =
+            format!("auth: the key file {file} cannot be used; its previous keys stay valid");
+        let advice = "`splitrail check --config FILE`, run as the router's user, names the mistake";
+        found.push(Attention::new(Kind::KeyFileUnusable, message).advise(advice));
+    }
+    found.extend(of_keys(&access));
+    for issuer in labels_of_zeros(&metrics.jwks_keys) {
+        let message = format!("auth: there are no keys of issuer {issuer}; its tokens are refused");
+        let advice = "the router's log has the cause: check the address or file of `auth[].jwks`";
+        found.push(Attention::new(Kind::IssuerWithoutKeys, message).advise(advice));
+    }
+    if access.is_broker_connected() == Some(false) {
+        let message = "quotas: the broker is not connected; after `quotas.lease`, tenants get a \
+                       small part of their limits";
+        let advice = "the router's log has the cause: check `quotas.servers` and `quotas.login`";
+        found.push(Attention::new(Kind::BrokerDisconnected, message).advise(advice));
+    }
+    found
+}
+
+/// API keys that have expired, and those that will soon.
+fn of_keys(access: &Access) -> Vec<Attention> {
+    let now = SystemTime::now();
+    let (expired, all) = (access.expired_keys(now), access.expired_keys(now + EXPIRES_SOON));
+    let soon: Vec<_> = all.into_iter().filter(|holder| !expired.contains(holder)).collect();
+    let about = |holders: Vec<KeyHolder>, when: &str| {
+        let named = holders.iter().take(KEYS_NAMED_MAX).map(|holder| match &holder.grant {
+            Grant::Tenant(tenant) => format!("{} of {tenant}", holder.id),
+            Grant::Role(role) => format!("{} of operators ({})", holder.id, role.name()),
+        });
+        let named = named.collect::<Vec<_>>().join(", ");
+        let more = match holders.len().saturating_sub(KEYS_NAMED_MAX) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let advice = "`splitrail keys new` makes another one; remove those that nobody uses";
+        let message = format!("auth: API keys that {when}: {named}{more}");
+        (!holders.is_empty())
+            .then(|| Attention::new(AttentionKind::KeysExpire, message).advise(advice))
+    };
+    let groups = [about(expired, "have expired"), about(soon, "expire within a week")];
+    groups.into_iter().flatten().collect()
+}
+
+/// The refusals because of load, which are one matter for the operator.
+fn of_shed(shed: &[Shed]) -> Option<Attention> {
+    let mut reasons = BTreeSet::new();
+    for Shed { model, reason, .. } in shed {
+        reasons.insert(match model.as_str() {
+            "none" => reason.clone(),
+            model => format!("{reason} of {model}"),
+        });
+    }
+    let requests: u64 = shed.iter().map(|shed| shed.requests).sum();
+    let reasons = reasons.into_iter().collect::<Vec<_>>().join(", ");
+    let advice = "the reasons are those of `splitrail_shed_total`: docs/limits.md";
+    let message = format!("sheds requests: {requests} within the last minute ({reasons})");
+    (requests > 0).then(|| Attention::new(AttentionKind::ShedsRequests, message).advise(advice))
+}
+
+fn of_model(served: &ServedModel) -> Vec<Attention> {
+    use AttentionKind as Kind;
+    let mut found = Vec::new();
+    if !served.config.tokenizer.makes_tokens() {
+        let advice =
+            "set the model's `tokenizer`: a folder, or `engine` if the engines can be asked";
+        let message = "no KV routing: the model has no tokenizer";
+        found.push(Attention::new(Kind::NoTokenizer, message).advise(advice));
+    }
+    let prompts = served.suspects.count(Instant::now());
+    if prompts > 0 {
+        let message = format!(
+            "{prompts} prompts have failed alike on two workers; each is tried on one worker only"
+        );
+        let advice = "the engines' logs say why; docs/health.md, suspect prompts";
+        found.push(Attention::new(Kind::SuspectPrompts, message).advise(advice));
+    }
+    found.iter_mut().for_each(|attention| attention.model = Some(served.name().to_owned()));
+    found
+}
+
+/// What needs attention of a model's workers, with what is the same for several of them once.
+fn of_workers(served: &ServedModel) -> Vec<Attention> {
+    let mut groups: Vec<Attention> = Vec::new();
+    for worker in served.pool.roster().iter() {
+        for found in find_of_worker(worker) {
+            let is_alike = |group: &&mut Attention| {
+                (group.kind, &group.message, &group.advice)
+                    == (found.kind, &found.message, &found.advice)
+            };
+            match groups.iter_mut().find(is_alike) {
+                Some(group) => group.workers.push(worker.id().to_owned()),
+                None => groups.push(Attention {
+                    model: Some(served.name().to_owned()),
+                    workers: vec![worker.id().to_owned()],
+                    ..found
+                }),
+            }
+        }
+    }
+    groups
+}
