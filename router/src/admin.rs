@@ -24,6 +24,7 @@ mod live;
 mod lookup;
 mod metrics;
 mod page;
+mod playground;
 mod query;
 mod refusal;
 mod show;
@@ -36,6 +37,9 @@ const BODY_MAX_BYTES: usize = 64 << 10;
 
 /// The path to which a request of a client is sent for its placement to be explained.
 const EXPLAIN: &str = "/admin/explain";
+
+/// The path to which the live page sends a prompt.
+const PLAYGROUND: &str = "/admin/playground";
 
 /// The path of the metrics.
 const METRICS: &str = "/metrics";
@@ -70,6 +74,7 @@ pub fn routes(admin: Admin, bound: SocketAddr) -> Router {
         .route("/admin/live", get(live::stream))
         .route("/admin/live/history", get(live::history))
         .route("/admin/models", get(show::models))
+        .route(PLAYGROUND, post(playground::send))
         .route("/admin/requests", get(show::requests))
         .route("/admin/workers", get(workers::list).post(change::add))
         .route("/admin/workers/{id}", delete(change::remove))

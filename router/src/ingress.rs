@@ -6,6 +6,7 @@ mod client_stream;
 mod connection;
 mod connection_activity;
 pub mod connection_service;
+mod cross_origin;
 pub mod framing;
 pub mod grpc;
 pub(crate) mod head;

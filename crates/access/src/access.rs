@@ -230,6 +230,11 @@ impl Access {
         self.tenants.get(name)
     }
 
+    /// The name of the tenant of requests without a credential, if there is one.
+    pub fn default_tenant(&self) -> Option<&str> {
+        self.default.as_ref().map(|tenant| &*tenant.name)
+    }
+
     /// The tenant of a request to a model; `None` if the router has no tenants.
     ///
     /// # Errors

@@ -154,7 +154,27 @@ fn listen(root: &Node, report: &mut ProblemReport) -> Vec<(&'static str, SocketA
             Some(_) => {}
         }
     }
+    origins(section, report);
     bound
+}
+
+/// Checks the origins of pages: browsers send scheme, host and port, and nothing else.
+fn origins(listen: Option<&Node>, report: &mut ProblemReport) {
+    let list = listen.and_then(|listen| listen.get("http_origins"));
+    for (index, node) in list.map(Node::items).unwrap_or_default().iter().enumerate() {
+        let Some(origin) = node.text() else { continue };
+        let rest = origin.strip_prefix("https://").or_else(|| origin.strip_prefix("http://"));
+        let is_host = |rest: &str| {
+            !rest.is_empty() && !rest.contains(['/', '@', '?', '#']) && rest.to_lowercase() == rest
+        };
+        if origin != "*" && !rest.is_some_and(is_host) {
+            let message = format!(
+                "`listen.http_origins[{index}]` {origin:?} is no origin that a browser sends"
+            );
+            let hint = "write scheme, host and port: `https://chat.example`, or `*` for any page";
+            report.error(node.at, message, hint);
+        }
+    }
 }
 
 fn file_of_lines(root: &Node, name: &str, base_dir: &Path, report: &mut ProblemReport) {

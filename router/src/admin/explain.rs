@@ -11,6 +11,7 @@ use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 
 use super::context::Admin;
+use super::playground::tenant as tenant_of;
 use super::query::Query;
 use super::refusal::{AdminError, Result};
 use crate::ingress::reply::json_reply;
@@ -58,10 +59,7 @@ pub(super) async fn show(
     let access = admin.core.access.load();
     let tenant = match wanted.tenant.as_deref() {
         None => None,
-        Some(name) => Some(access.tenant(name).cloned().ok_or_else(|| {
-            let message = format!("no tenant is called `{name}`");
-            AdminError::new(StatusCode::NOT_FOUND, "unknown_tenant", message)
-        })?),
+        Some(name) => tenant_of(&access, Some(name))?,
     };
     drop(access);
     let core = &admin.core;

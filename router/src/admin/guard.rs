@@ -19,7 +19,7 @@ use http::{HeaderMap, Method, StatusCode};
 
 use super::page::is_page;
 use super::refusal::AdminError;
-use super::{BODY_MAX_BYTES, EXPLAIN, METRICS};
+use super::{BODY_MAX_BYTES, EXPLAIN, METRICS, PLAYGROUND};
 use crate::core::Core;
 use crate::ingress::head::name_of;
 use crate::ingress::http::whole;
@@ -255,7 +255,12 @@ fn check<B>(
              the role `admin`",
         ));
     }
-    if request.headers().contains_key(ORIGIN) || site.is_some_and(|site| site != "none") {
+    // Browsers set the header, and no page can forge it.
+    let is_own_page =
+        request.uri().path() == PLAYGROUND && site.is_some_and(|site| site == "same-origin");
+    let is_of_page =
+        request.headers().contains_key(ORIGIN) || site.is_some_and(|site| site != "none");
+    if is_of_page && !is_own_page {
         return Err(ForbiddenReason::sender("changes are not accepted from web pages"));
     }
     Ok(())
@@ -401,6 +406,20 @@ mod tests {
         assert!(!change("127.0.0.1", &[("sec-fetch-site", "cross-site")]));
         assert!(!admitted("::", "10.0.0.1", Method::DELETE, &[]));
         assert!(admitted("::", "10.0.0.1", Method::GET, &[("origin", "http://a.example")]));
+    }
+
+    #[test]
+    fn of_all_pages_only_the_live_page_sends_prompts_and_it_changes_nothing() {
+        let sends = |site: &'static str, path: &str| {
+            let request = http::Request::post(path).header(SEC_FETCH_SITE, site);
+            let request = request.header(ORIGIN, "http://127.0.0.1:9090").body(()).unwrap();
+            check(Names::Loopback(&[]), "127.0.0.1".parse().unwrap(), None, &request).is_ok()
+        };
+        assert!(sends("same-origin", PLAYGROUND));
+        for site in ["same-site", "cross-site", "none"] {
+            assert!(!sends(site, PLAYGROUND), "{site}");
+        }
+        assert!(!sends("same-origin", "/admin/reload"));
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! The live page: files without data, which are part of the program. The page reads
-//! `/admin/live` and `/admin/decisions`.
+//! `/admin/live` and `/admin/decisions`, and sends prompts to `/admin/playground`.
 
 use axum::Router;
 use axum::response::{IntoResponse, Response};
@@ -43,6 +43,7 @@ const FILES: &[File] = files![
     "/page/format.js" "text/javascript" "format.js",
     "/page/hits.js" "text/javascript" "hits.js",
     "/page/main.js" "text/javascript" "main.js",
+    "/page/playground.js" "text/javascript" "playground.js",
     "/page/ring.js" "text/javascript" "ring.js",
     "/page/stages.js" "text/javascript" "stages.js",
     "/page/stream.js" "text/javascript" "stream.js",

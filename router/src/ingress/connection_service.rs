@@ -21,6 +21,7 @@ use tower::Service;
 
 use super::certificate::ClientCertificate;
 use super::connection_activity::ConnectionActivity;
+use super::cross_origin::{AllowedOrigins, OriginGrant};
 use super::head::{HeadLimits, early_reply_ends_connection};
 use super::reply::{error_dialect, error_in};
 use super::streams::BodyProgress;
@@ -42,11 +43,13 @@ pub struct Routes {
     pub(super) all: Router,
     /// Host names that requests may use; any if empty.
     pub(super) hosts: Arc<[String]>,
+    /// The sites whose pages may use the listener.
+    pub(super) origins: AllowedOrigins,
 }
 
 impl From<Router> for Routes {
     fn from(all: Router) -> Self {
-        Self { direct: None, all, hosts: Arc::default() }
+        Self { direct: None, all, hosts: Arc::default(), origins: AllowedOrigins::default() }
     }
 }
 
@@ -212,7 +215,12 @@ impl hyper::service::Service<Request<Incoming>> for ConnectionService {
         let (headers_max, header_max_bytes) = (self.headers_max, self.header_max_bytes);
         let heads = HeadLimits { headers_max, header_max_bytes, hosts: &self.routes.hosts };
         let refusal = self.expired(&request).or_else(|| heads.refusal(&request));
+        let grant = self.routes.origins.grant(&request);
+        let preflight = grant.as_ref().and_then(|grant| grant.preflight(&request));
         let routed = match refusal {
+            None if let Some(preflight) = preflight => {
+                RequestHandler::Answered(Some(Box::new(preflight)))
+            }
             None => {
                 let certificate = self.certificate.clone();
                 let caller = Caller { peer: self.peer, certificate, room: self.room.clone() };
@@ -220,11 +228,11 @@ impl hyper::service::Service<Request<Incoming>> for ConnectionService {
             }
             Some(mut refusal) => {
                 self.routes.note_refusal(&request, self.peer, &mut refusal);
-                RequestHandler::Refused(Some(Box::new(refusal)))
+                RequestHandler::Answered(Some(Box::new(refusal)))
             }
         };
         let ends_if_refused = ends_if_refused && !matches!(routed, RequestHandler::Direct(_));
-        ReplyFuture { routed, active: Some(active), last, ends_if_refused }
+        ReplyFuture { routed, active: Some(active), last, ends_if_refused, grant }
     }
 }
 
@@ -232,8 +240,8 @@ impl hyper::service::Service<Request<Incoming>> for ConnectionService {
 enum RequestHandler {
     Direct(Pin<Box<dyn Future<Output = Response<OutgoingBody>> + Send>>),
     Any(Box<RouteFuture<Infallible>>),
-    /// The request was refused because of its head.
-    Refused(Option<Box<Response<Body>>>),
+    /// The request was answered because of its head alone.
+    Answered(Option<Box<Response<Body>>>),
 }
 
 impl RequestHandler {
@@ -244,9 +252,9 @@ impl RequestHandler {
                 let Ok(response) = ready!(Pin::new(reply).poll(context));
                 Poll::Ready(response.map(OutgoingBody::Any))
             }
-            Self::Refused(refusal) => {
-                let refusal = refusal.take().map_or_else(Response::default, |refusal| *refusal);
-                Poll::Ready(refusal.map(OutgoingBody::Any))
+            Self::Answered(reply) => {
+                let reply = reply.take().map_or_else(Response::default, |reply| *reply);
+                Poll::Ready(reply.map(OutgoingBody::Any))
             }
         }
     }
@@ -260,6 +268,8 @@ pub(super) struct ReplyFuture {
     last: bool,
     /// Whether the connection ends after it if it is a refusal, because the body was not read.
     ends_if_refused: bool,
+    /// The permission of the page that has sent the request.
+    grant: Option<OriginGrant>,
 }
 
 impl Future for ReplyFuture {
@@ -274,6 +284,9 @@ impl Future for ReplyFuture {
             let names_protocol = response.headers().contains_key(UPGRADE);
             let options = if names_protocol { "close, upgrade" } else { "close" };
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static(options));
+        }
+        if let Some(grant) = this.grant.take() {
+            grant.put(response.headers_mut());
         }
         let active = this.active.take();
         let taken = BodyProgress::of_this_stream();

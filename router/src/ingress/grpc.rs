@@ -20,6 +20,7 @@ use tonic::service::Routes as Services;
 use tonic_health::pb::health_server::HealthServer;
 
 use super::connection_service::{Caller, DirectService, Routes};
+use super::cross_origin::AllowedOrigins;
 use crate::core::Core;
 
 mod body;
@@ -51,7 +52,8 @@ pub fn routes(
     let guard = Guard { core: Arc::clone(core), places };
     let all = open(readiness).layer(from_fn_with_state(guard, library::guarded));
     let hosts = Arc::default();
-    (Routes { direct: Some(DirectService::Grpc(Arc::clone(core))), all, hosts }, told)
+    let origins = AllowedOrigins::default();
+    (Routes { direct: Some(DirectService::Grpc(Arc::clone(core))), all, hosts, origins }, told)
 }
 
 /// The services that answer also when no place is free.

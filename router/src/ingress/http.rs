@@ -2,7 +2,7 @@
 //! chosen by the router.
 
 use std::borrow::Cow;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use axum::Router;
@@ -23,6 +23,7 @@ use splitrail_engine::dialect::Dialect;
 
 use super::certificate::ClientCertificate;
 use super::connection_service::{Caller, DirectService, OutgoingBody, Routes};
+use super::cross_origin::AllowedOrigins;
 use super::head::early_reply_ends_connection;
 use super::identify::{Sender, identify};
 use super::models::{list_models, show_model};
@@ -56,8 +57,12 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 
 /// The routes of the HTTP API. Inference requests, which are most, skip the axum router.
 pub fn routes(core: Arc<Core>) -> Routes {
-    let hosts = core.serving().config.listen.http_hosts.clone().into();
-    Routes { direct: Some(DirectService::Http(Arc::clone(&core))), all: all(core), hosts }
+    let serving = core.serving();
+    let listen = &serving.config.listen;
+    let hosts = listen.http_hosts.clone().into();
+    let origins = AllowedOrigins::new(&listen.http_origins);
+    drop(serving);
+    Routes { direct: Some(DirectService::Http(Arc::clone(&core))), all: all(core), hosts, origins }
 }
 
 fn all(core: Arc<Core>) -> Router {
@@ -222,6 +227,23 @@ where
     reply
 }
 
+/// Serves a chat that an operator sends, as one of this sender.
+pub(crate) async fn answer_operator(
+    core: &Arc<Core>,
+    sender: Sender,
+    peer: IpAddr,
+    request: http::Request<Full<Bytes>>,
+) -> Response {
+    let (endpoint, identity) = (Endpoint::Chat, Identity::of_http(request.headers(), peer));
+    let reply = generate(core, endpoint, &identity, sender, None, request).await;
+    let mut reply = match reply {
+        Ok(reply) => reply.map(Body::new),
+        Err(error) => error_in(endpoint.dialect(), error),
+    };
+    put_id(&identity, endpoint.dialect(), reply.headers_mut());
+    reply
+}
+
 async fn generate<B>(
     core: &Arc<Core>,
     endpoint: Endpoint,
@@ -328,7 +350,8 @@ fn check_headers(headers: &HeaderMap) -> Result<(), Error> {
 }
 
 /// A web page of another site can send any body, but for JSON the browser first asks the router for
-/// permission, which the router does not give. So only JSON is accepted.
+/// permission, which the router gives to the pages of `listen.http_origins` only. So only JSON is
+/// accepted.
 fn check_content_type(headers: &HeaderMap) -> Result<(), Error> {
     let mut given = headers.get_all(CONTENT_TYPE).iter();
     let (first, second) = (given.next(), given.next());

@@ -25,6 +25,13 @@ pub struct Sender {
 }
 
 impl Sender {
+    /// An operator at this address, who sends a request as one of the tenant.
+    pub fn of_operator(core: &Core, tenant: Option<Arc<Tenant>>, peer: IpAddr) -> Self {
+        let share = tenant.as_ref().map(|tenant| tenant.share);
+        let holder = share.unwrap_or_else(|| core.admission.of_address(peer));
+        Self { tenant, share, memory: core.memory.of_client(holder) }
+    }
+
     /// Whether the sender may use the model of this name.
     pub fn may_use(&self, model: &str) -> bool {
         self.tenant.as_ref().is_none_or(|tenant| tenant.may_use(model))

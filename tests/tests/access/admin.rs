@@ -5,7 +5,8 @@ use splitrail_config::keys::OperatorRole;
 use splitrail_tests::client::Reply;
 use splitrail_tests::cluster::{eventually, metric_in};
 use splitrail_tests::live::LiveStream;
-use splitrail_tests::tenants::{Keys, bearer, complete, start};
+use splitrail_tests::tenants::{self, Keys, bearer, complete, start};
+use splitrail_tests::trial::chat;
 use splitrail_tests::{Client, Cluster, Spec};
 
 async fn get(client: &Client, path: &str, key: &str) -> Reply {
@@ -14,6 +15,30 @@ async fn get(client: &Client, path: &str, key: &str) -> Reply {
 
 async fn change(client: &Client, path: &str, key: &str) -> Reply {
     client.post_with(path, &[("authorization", &bearer(key))], "").await
+}
+
+#[tokio::test]
+async fn a_prompt_of_the_live_page_needs_an_admin_and_is_charged_to_the_named_tenant() {
+    let mut keys = Keys::empty();
+    let [admin, read] = [OperatorRole::Admin, OperatorRole::Read].map(|role| keys.role(role));
+    let tenants = "tenants: [ { name: acme } ]";
+    let cluster = start(&keys, tenants, Spec::aggregated(1)).await;
+    let send = async |path: &str, key: &str| {
+        tenants::post(&cluster.admin, path, key, &chat("a prompt that is typed")).await
+    };
+    let [unnamed, acme] = ["/admin/playground", "/admin/playground?tenant=acme"];
+    assert_eq!(send(acme, &read).await.status, 403);
+    let refused = send(unnamed, &admin).await;
+    assert_eq!(refused.status, 400, "{}", refused.text());
+    assert_eq!(send("/admin/playground?tenant=nobody", &admin).await.status, 404);
+    let served = send(acme, &admin).await;
+    assert_eq!(served.status, 200, "{}", served.text());
+    let id = served.header("x-request-id");
+    let path = format!("/admin/decisions?request_id={id}");
+    let decisions = get(&cluster.admin, &path, &read).await.json();
+    assert_eq!(decisions["decisions"][0]["tenant"], "acme", "{decisions}");
+    let used = [("tenant", "acme"), ("kind", "prompt")];
+    assert!(cluster.metric("splitrail_tenant_tokens_total", &used).await > 0.0);
 }
 
 #[tokio::test]

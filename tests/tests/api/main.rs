@@ -9,4 +9,5 @@ mod lenience;
 mod lists;
 mod media;
 mod openai;
+mod origins;
 mod scoring;

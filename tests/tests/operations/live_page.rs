@@ -77,8 +77,23 @@ async fn the_page_shows_workers_a_drain_a_broken_worker_and_a_decision() {
     browser.shows("#why .facts", "prefill ").await;
     browser.screenshot(&picture("healthy.png"), 900).await;
 
+    // What is typed goes through the front door, and its way is explained.
+    let send = "document.getElementById('playground-prompt').value = 'typed '.repeat(80); \
+                document.getElementById('playground-form').requestSubmit(); return 0";
+    browser.run(send).await;
+    browser.shows("#playground .note", " prompt tokens, 0 of them cached").await;
+    browser.run(send).await;
+    eventually("the second time, the prompt is cached", async || {
+        let note = browser.texts("#playground .note").await.concat();
+        note.contains("prompt tokens") && !note.contains(", 0 of them cached")
+    })
+    .await;
+    browser.shows("#why .candidates caption", "Candidates for the decode leg").await;
+    browser.shows("#attention-note", "All is well").await;
+
     cluster.admin.post_with("/admin/workers/d1/drain", &[], "").await;
     browser.shows("#workers tr[data-state=draining]", "an operator drains it").await;
+    browser.shows("#attention", "d1: draining: an operator drains it").await;
     browser.shows(".node[data-state=draining]", "d1").await;
     cluster.engines[1].kill();
     browser.shows("#workers tr[data-state=down]", "p1").await;

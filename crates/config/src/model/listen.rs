@@ -23,6 +23,9 @@ pub struct Listen {
     /// Host names (without ports) of the HTTP listener. Others get 403 except on `/health` and
     /// `/ready`: protection against DNS rebinding. Empty: any name.
     pub http_hosts: Vec<String>,
+    /// Origins (`https://chat.example`) whose web pages may use the HTTP listener from a browser
+    /// (CORS); `*`: any. Empty: none.
+    pub http_origins: Vec<String>,
     /// The listener for gRPC clients.
     pub grpc: Option<Listener>,
     /// Whether gRPC serves `Explain`, which shows other clients' load and which prompts are cached.
@@ -66,6 +69,7 @@ impl Default for Listen {
         Self {
             http: SocketAddr::from(([0, 0, 0, 0], 8000)).into(),
             http_hosts: Vec::new(),
+            http_origins: Vec::new(),
             grpc: None,
             grpc_explain: false,
             fleet: None,

@@ -31,6 +31,18 @@ fn names_lead_to_one_model() {
 }
 
 #[test]
+fn origins_are_written_as_browsers_send_them() {
+    let listed = |origins: &str| {
+        VALID.replacen("listen:", &format!("listen:\n  http_origins: [{origins}]"), 1)
+    };
+    accepted(&listed("'*', https://chat.example, 'http://10.0.0.1:3000'"));
+    for wrong in ["chat.example", "https://chat.example/", "https://Chat.example", "''"] {
+        let (_, _, told) = only_problem(&listed(wrong));
+        assert!(told.contains("`listen.http_origins[0]`") && told.contains("no origin"), "{told}");
+    }
+}
+
+#[test]
 fn a_model_opens_no_field_that_only_the_router_may_set() {
     let opened = |names: &str| format!("name: small\n    pass_unknown: [{names}]");
     accepted(&valid_but("name: small", &opened("priority, made_up")));

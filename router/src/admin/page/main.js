@@ -7,6 +7,7 @@ import { Decisions, Why } from "./decisions.js";
 import { el, setAttribute, setText, shown } from "./dom.js";
 import { age, count, ms, rate, time } from "./format.js";
 import { Hits } from "./hits.js";
+import { Playground } from "./playground.js";
 import { Ring } from "./ring.js";
 import { Stages } from "./stages.js";
 import { credential, Stream } from "./stream.js";
@@ -69,6 +70,12 @@ const why = new Why({ form: find("why-form"), input: find("why-id"), output: fin
 const decisions = new Decisions(find("decisions"), (id) => {
   why.explain(id);
   find("why-title").scrollIntoView({ block: "nearest" });
+});
+
+new Playground({
+  form: find("playground-form"), prompt: find("playground-prompt"), tenant: find("playground-tenant"),
+  output: find("playground"), getKey: () => stream.key, getModel: () => chosen,
+  onSent: (id) => why.explain(id),
 });
 
 /** A row of the charts from the members that snapshots and histories have in common. */
