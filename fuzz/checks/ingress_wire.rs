@@ -17,7 +17,7 @@ use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
-use splitrail_router::ingress::framing::{FramingCheck, InvalidBytes};
+use splitrail_client_connection::framing::{FramingCheck, InvalidBytes};
 
 /// Polls after which a connection in memory must have come to its end.
 const POLLS_MAX: usize = 10_000;

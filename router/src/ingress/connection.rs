@@ -15,16 +15,16 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use super::checked_socket::{CheckedSocket, RefusalReason};
-use super::connection_activity::{
-    CloseReason, ConnectionActivity, ConnectionTimeouts, IdleMonitor,
-};
 use super::connection_service::{ConnectionService, Routes};
-use super::recorded_socket::RecordedSocket;
 use super::streams::Streams;
 use super::tls_listener::{AcceptedConnection, CLIENT_CERTIFICATE, TlsListener};
-use super::wire::Protocol;
 use splitrail_api::unread::{RoomBounds, UnreadRoom};
+use splitrail_client_connection::checked_socket::{CheckedSocket, RefusalReason};
+use splitrail_client_connection::connection_activity::{
+    CloseReason, ConnectionActivity, ConnectionTimeouts, IdleMonitor,
+};
+use splitrail_client_connection::recorded_socket::RecordedSocket;
+use splitrail_client_connection::wire::Protocol;
 use splitrail_config::model::Limits;
 
 /// The HTTP library's default maximum of header fields, for which it needs no allocation per

@@ -19,8 +19,6 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use tower::Service;
 
-use super::certificate::ClientCertificate;
-use super::connection_activity::ConnectionActivity;
 use super::cross_origin::{AllowedOrigins, OriginGrant};
 use super::head::{HeadLimits, early_reply_ends_connection};
 use super::reply::{error_dialect, error_in};
@@ -30,6 +28,8 @@ use crate::core::Core;
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::unread::UnreadRoom;
+use splitrail_client_connection::certificate::ClientCertificate;
+use splitrail_client_connection::connection_activity::ConnectionActivity;
 use splitrail_flow::run::boxed::boxed_future;
 use splitrail_request_log::identity::Identity;
 

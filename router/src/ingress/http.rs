@@ -21,7 +21,6 @@ use http::{HeaderValue, StatusCode, Uri};
 use http_body_util::Full;
 use splitrail_engine::dialect::Dialect;
 
-use super::certificate::ClientCertificate;
 use super::connection_service::{Caller, DirectService, OutgoingBody, Routes};
 use super::cross_origin::AllowedOrigins;
 use super::head::early_reply_ends_connection;
@@ -39,6 +38,7 @@ use splitrail_api::memory_budget::{Charge, MemoryBudget};
 use splitrail_api::shares::ClientShare;
 use splitrail_api::steering::Steering;
 use splitrail_api::unread::UnreadRoom;
+use splitrail_client_connection::certificate::ClientCertificate;
 use splitrail_config::model::Limits;
 use splitrail_engine::sse::put_data;
 use splitrail_flow::prepare::Payload;

@@ -10,8 +10,8 @@ use splitrail_api::error::Error;
 use splitrail_api::memory_budget::MemoryBudget;
 use splitrail_api::shares::ClientShare;
 
-use super::certificate::ClientCertificate;
 use crate::core::Core;
+use splitrail_client_connection::certificate::ClientCertificate;
 
 /// The sender of a request to a model.
 #[derive(Clone)]

@@ -19,8 +19,8 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::connection::Common;
-use super::connection_activity::ConnectionActivity;
-use super::pace::{Observation, RequiredPace, SlowReason, WaitTime};
+use splitrail_client_connection::connection_activity::ConnectionActivity;
+use splitrail_client_connection::pace::{Observation, RequiredPace, SlowReason, WaitTime};
 
 thread_local! {
     /// The stream whose task is being polled on this thread.

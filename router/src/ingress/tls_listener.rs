@@ -10,10 +10,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use super::certificate::ClientCertificate;
-use super::client_stream::ClientStream;
-use super::recorded_socket::RecordedSocket;
 use crate::core::Core;
+use splitrail_client_connection::certificate::ClientCertificate;
+use splitrail_client_connection::client_stream::ClientStream;
+use splitrail_client_connection::recorded_socket::RecordedSocket;
 use splitrail_config::model::Listener;
 use splitrail_config::tls::{Protocols, ReloadedTls, ServerTerms};
 use splitrail_settings::log_throttle::LogThrottle;

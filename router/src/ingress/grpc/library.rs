@@ -13,13 +13,13 @@ use axum::response::Response;
 use http_body::{Body as HttpBody, Frame};
 use tonic::Status;
 
-use super::super::certificate::ClientCertificate;
 use super::super::identify::identify;
 use super::super::request_body::BoundedBody;
 use super::head::{self, Deadline};
 use super::places::CallPlaces;
 use crate::core::Core;
 use splitrail_api::error::Error;
+use splitrail_client_connection::certificate::ClientCertificate;
 use splitrail_settings::address_shares::AddressPlace;
 
 /// The state of the check.

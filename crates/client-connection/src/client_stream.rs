@@ -7,18 +7,20 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::server::TlsStream;
 
-use super::recorded_socket::RecordedSocket;
+use crate::recorded_socket::RecordedSocket;
 
 /// The byte stream of a client.
-pub(super) enum ClientStream {
+pub enum ClientStream {
+    /// Without TLS.
     Plain(RecordedSocket),
+    /// With TLS.
     // Boxed so that connections without TLS do not grow to the size of a TLS session.
     Tls(Box<TlsStream<RecordedSocket>>),
 }
 
 impl ClientStream {
     /// The socket, below TLS.
-    pub(super) fn socket(&mut self) -> &mut RecordedSocket {
+    pub fn socket(&mut self) -> &mut RecordedSocket {
         match self {
             Self::Plain(socket) => socket,
             Self::Tls(session) => session.get_mut().0,

@@ -12,16 +12,17 @@ use futures_util::FutureExt;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 
-use super::connection_activity::ConnectionActivity;
+use crate::connection_activity::ConnectionActivity;
 
 /// The socket of a client.
-pub(super) struct RecordedSocket {
+pub struct RecordedSocket {
     socket: TcpStream,
     activity: Arc<ConnectionActivity>,
 }
 
 impl RecordedSocket {
-    pub(super) fn new(socket: TcpStream, activity: Arc<ConnectionActivity>) -> Self {
+    /// A socket whose bytes are counted.
+    pub fn new(socket: TcpStream, activity: Arc<ConnectionActivity>) -> Self {
         Self { socket, activity }
     }
 
@@ -29,7 +30,7 @@ impl RecordedSocket {
     ///
     /// # Errors
     /// An error of the socket.
-    pub(super) async fn peek(&self) -> io::Result<Option<u8>> {
+    pub async fn peek(&self) -> io::Result<Option<u8>> {
         let mut first = [0];
         let bytes = self.socket.peek(&mut first).await?;
         Ok((bytes > 0).then_some(first[0]))

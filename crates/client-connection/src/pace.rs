@@ -12,13 +12,13 @@ use splitrail_config::model::Limits;
 
 /// The required pace of a client's reading.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct RequiredPace {
+pub struct RequiredPace {
     /// Maximum time in which it may read nothing.
-    pub(super) stall: Duration,
+    pub stall: Duration,
     /// Maximum time for which it may be slower than `min_bytes_per_s`.
-    pub(super) grace: Duration,
+    pub grace: Duration,
     /// Minimum pace in bytes per second; 0 for none.
-    pub(super) min_bytes_per_s: u64,
+    pub min_bytes_per_s: u64,
 }
 
 impl From<&Limits> for RequiredPace {
@@ -33,7 +33,7 @@ impl From<&Limits> for RequiredPace {
 
 /// Why a client reads too slowly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum SlowReason {
+pub enum SlowReason {
     /// The client reads nothing.
     Stalled,
     /// The client reads less than the minimum pace.
@@ -42,18 +42,18 @@ pub(super) enum SlowReason {
 
 /// An observation of the bytes that wait for a client.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Observation {
+pub struct Observation {
     /// Whether anything waits.
-    pub(super) waits: bool,
+    pub waits: bool,
     /// Number of bytes that the client has taken so far.
-    pub(super) taken_bytes: u64,
+    pub taken_bytes: u64,
     /// Number of streams of one connection that wait and share the required pace.
-    pub(super) sharers: u32,
+    pub sharers: u32,
 }
 
 /// For how long bytes have waited for a client.
 #[derive(Debug, Default)]
-pub(super) struct WaitTime {
+pub struct WaitTime {
     /// The bytes that had been taken when progress stopped, and when that was.
     since: Option<(u64, Instant)>,
     /// Time for which bytes have waited, less the time that the taken bytes allow.
@@ -63,7 +63,7 @@ pub(super) struct WaitTime {
 impl WaitTime {
     /// The time at which the client is given up if it takes nothing until then, and the reason. The
     /// clock is read only if something has changed.
-    pub(super) fn see(
+    pub fn see(
         &mut self,
         seen: Observation,
         required_pace: &RequiredPace,

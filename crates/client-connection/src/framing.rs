@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::wire::{Position, WireCheck};
+use crate::wire::{Position, WireCheck};
 
 /// The check that a client's bytes must pass before the HTTP library reads them.
 #[derive(Debug)]

@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::pace::{Observation, RequiredPace, SlowReason, WaitTime};
-use super::wire::{Offence, Protocol};
+use crate::pace::{Observation, RequiredPace, SlowReason, WaitTime};
+use crate::wire::{Offence, Protocol};
 use splitrail_config::model::Limits;
 
 /// Why the router closes a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CloseReason {
+pub enum CloseReason {
     /// A request's head took too long.
     HeaderTimeout,
     /// The connection had no request for too long.
@@ -33,7 +33,7 @@ pub(super) enum CloseReason {
 
 impl CloseReason {
     /// Its name in metrics.
-    pub(super) fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Self::HeaderTimeout => "header_timeout",
             Self::Idle => "idle",
@@ -65,7 +65,7 @@ impl From<SlowReason> for CloseReason {
 
 /// The state of a connection.
 #[derive(Debug, Default)]
-pub(super) struct ConnectionActivity {
+pub struct ConnectionActivity {
     /// Whether the client has begun a head and not ended it.
     in_head: AtomicBool,
     /// Number of heads that have begun.
@@ -89,93 +89,102 @@ pub(super) struct ConnectionActivity {
 }
 
 impl ConnectionActivity {
-    pub(super) fn reads(&self, in_head: bool, heads: u32) {
+    /// The socket has read bytes: whether they end within a head, and the number of heads so far.
+    pub fn reads(&self, in_head: bool, heads: u32) {
         self.in_head.store(in_head, Relaxed);
         self.heads.store(heads, Relaxed);
     }
 
-    pub(super) fn wrote(&self, bytes: usize) {
+    /// The client has taken bytes.
+    pub fn wrote(&self, bytes: usize) {
         self.written_bytes.fetch_add(bytes as u64, Relaxed);
         self.is_blocked.store(false, Relaxed);
     }
 
     /// The counter of bytes that the client has taken.
-    pub(super) fn written_bytes(&self) -> Arc<AtomicU64> {
+    pub fn written_bytes(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.written_bytes)
     }
 
-    pub(super) fn blocked(&self) {
+    /// The client takes no bytes now.
+    pub fn blocked(&self) {
         self.is_blocked.store(true, Relaxed);
     }
 
-    pub(super) fn request_begins(&self) {
+    /// A request has arrived.
+    pub fn request_begins(&self) {
         self.requests.fetch_add(1, Relaxed);
         self.active.fetch_add(1, Relaxed);
     }
 
-    pub(super) fn request_ends(&self) {
+    /// A request was answered, or was given up.
+    pub fn request_ends(&self) {
         self.active.fetch_sub(1, Relaxed);
     }
 
-    pub(super) fn work_begins(&self) {
+    /// A request for an engine has arrived.
+    pub fn work_begins(&self) {
         self.work.fetch_add(1, Relaxed);
     }
 
     /// A request for an engine was cancelled, or refused.
-    pub(super) fn work_is_lost(&self) {
+    pub fn work_is_lost(&self) {
         self.work.fetch_sub(1, Relaxed);
     }
 
     /// Number of requests for engines that are being answered, or have been to their end.
-    pub(super) fn work(&self) -> u32 {
+    pub fn work(&self) -> u32 {
         self.work.load(Relaxed)
     }
 
     /// Whether a head has begun and not ended.
-    pub(super) fn is_in_head(&self) -> bool {
+    pub fn is_in_head(&self) -> bool {
         self.in_head.load(Relaxed)
     }
 
-    pub(super) fn stream_waits(&self) {
+    /// An HTTP/2 stream has bytes that wait for the client.
+    pub fn stream_waits(&self) {
         self.waiting_streams.fetch_add(1, Relaxed);
     }
 
-    pub(super) fn stream_continues(&self) {
+    /// The client has taken what such a stream had.
+    pub fn stream_continues(&self) {
         self.waiting_streams.fetch_sub(1, Relaxed);
     }
 
     /// Number of HTTP/2 streams with bytes that wait for the client.
-    pub(super) fn waiting_streams(&self) -> u32 {
+    pub fn waiting_streams(&self) -> u32 {
         self.waiting_streams.load(Relaxed)
     }
 
     /// Discards the bytes in the socket's buffers when the connection ends, because the client does
     /// not read them.
-    pub(super) fn discard(&self) {
+    pub fn discard(&self) {
         self.discards.store(true, Relaxed);
     }
 
-    pub(super) fn discards(&self) -> bool {
+    /// Whether unsent bytes are discarded at the end.
+    pub fn discards(&self) -> bool {
         self.discards.load(Relaxed)
     }
 
     /// Whether the socket must find out by itself that the client has left: the library does not
     /// read while it has bytes of a later request.
-    pub(super) fn checks_for_end(&self) -> bool {
+    pub fn checks_for_end(&self) -> bool {
         self.checks_for_end.load(Relaxed)
     }
 }
 
 /// The timeouts of a connection.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct ConnectionTimeouts {
+pub struct ConnectionTimeouts {
     /// Maximum time from a head's first byte to its end; also from the start of the connection to
     /// the end of its first head.
-    pub(super) head: Duration,
+    pub head: Duration,
     /// Maximum time between requests.
-    pub(super) idle: Duration,
+    pub idle: Duration,
     /// The required pace of reading.
-    pub(super) required_pace: RequiredPace,
+    pub required_pace: RequiredPace,
 }
 
 impl From<&Limits> for ConnectionTimeouts {
@@ -218,7 +227,7 @@ enum ReadState {
 
 /// Measures for how long a connection has been in its state.
 #[derive(Debug)]
-pub(super) struct IdleMonitor {
+pub struct IdleMonitor {
     timeouts: ConnectionTimeouts,
     protocol: Protocol,
     doing: ObservedState<ReadState>,
@@ -230,7 +239,7 @@ pub(super) struct IdleMonitor {
 
 impl IdleMonitor {
     /// For a connection that began at this time and whose first head is awaited.
-    pub(super) fn new(timeouts: ConnectionTimeouts, protocol: Protocol, at: Instant) -> Self {
+    pub fn new(timeouts: ConnectionTimeouts, protocol: Protocol, at: Instant) -> Self {
         Self {
             timeouts,
             protocol,
@@ -244,7 +253,7 @@ impl IdleMonitor {
     /// `None` while requests are being answered; because HTTP/2 streams end without waking their
     /// connection, it must be called [from time to time](Self::again) nevertheless. The clock is
     /// read only if something has changed.
-    pub(super) fn look(
+    pub fn look(
         &mut self,
         activity: &ConnectionActivity,
         now: impl Fn() -> Instant,
@@ -280,7 +289,7 @@ impl IdleMonitor {
     }
 
     /// After how long to poll the connection and to call `look` again if nothing is due.
-    pub(super) fn poll_interval(&self) -> Duration {
+    pub fn poll_interval(&self) -> Duration {
         match self.checks_for_end {
             true => END_CHECK_INTERVAL.min(self.timeouts.idle),
             false => self.timeouts.idle,
@@ -289,7 +298,7 @@ impl IdleMonitor {
 
     /// By when to poll the connection again, if that is not left to its wakers. The clock is read
     /// only in that case.
-    pub(super) fn next_check(&self, now: impl Fn() -> Instant) -> Option<Instant> {
+    pub fn next_check(&self, now: impl Fn() -> Instant) -> Option<Instant> {
         self.checks_for_end.then(|| now() + self.poll_interval())
     }
 }

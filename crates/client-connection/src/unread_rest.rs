@@ -25,21 +25,22 @@ const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
 const PIECE_BYTES: usize = 16 << 10;
 
 /// Reads and discards bytes.
-pub(super) struct UnreadRest {
+pub struct UnreadRest {
     bytes: usize,
     ends_at: Instant,
     timer: Pin<Box<Sleep>>,
 }
 
 impl UnreadRest {
-    pub(super) fn new() -> Self {
+    /// The rest that the client may send from now on.
+    pub fn new() -> Self {
         let now = Instant::now();
         let timer = Box::pin(sleep_until(now + SILENCE_TIMEOUT));
         Self { bytes: 0, ends_at: now + REST_TIMEOUT, timer }
     }
 
     /// Discards what the client sends, until it has closed its side or a bound is reached.
-    pub(super) fn poll_discard(
+    pub fn poll_discard(
         &mut self,
         mut client: Pin<&mut impl AsyncRead>,
         context: &mut Context<'_>,

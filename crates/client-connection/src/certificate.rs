@@ -30,7 +30,7 @@ pub struct ClientCertificate {
 
 impl ClientCertificate {
     /// Reads the names and the end; there are no names if the bytes are not a certificate.
-    pub(super) fn read(certificate: &CertificateDer<'_>) -> Self {
+    pub fn read(certificate: &CertificateDer<'_>) -> Self {
         let not_after = not_after_unix_s(certificate).and_then(|seconds| seconds.try_into().ok());
         let Ok(certificate) = EndEntityCert::try_from(certificate) else { return Self::default() };
         Self {
@@ -41,7 +41,7 @@ impl ClientCertificate {
     }
 
     /// For how long the certificate is still valid; `None` if it has expired.
-    pub(super) fn remaining(&self, now: SystemTime) -> Option<Duration> {
+    pub fn remaining(&self, now: SystemTime) -> Option<Duration> {
         let end = Duration::from_secs(self.not_after_unix_s.checked_add(1)?);
         UNIX_EPOCH.checked_add(end)?.duration_since(now).ok().filter(|left| !left.is_zero())
     }

@@ -9,13 +9,13 @@ use std::time::Instant;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 
-use super::client_stream::ClientStream;
-use super::connection_activity::{CloseReason, ConnectionActivity};
-use super::unread_rest::UnreadRest;
-use super::wire::{PREFACE, Position, Protocol, WireCheck};
+use crate::client_stream::ClientStream;
+use crate::connection_activity::{CloseReason, ConnectionActivity};
+use crate::unread_rest::UnreadRest;
+use crate::wire::{PREFACE, Position, Protocol, WireCheck};
 
 /// The checked stream of a client.
-pub(super) struct CheckedSocket {
+pub struct CheckedSocket {
     stream: ClientStream,
     activity: Arc<ConnectionActivity>,
     wire: WireCheck,
@@ -33,16 +33,18 @@ pub(super) struct CheckedSocket {
 
 /// Why the connection's bytes were refused, once they were.
 #[derive(Debug, Default)]
-pub(super) struct RefusalReason(std::sync::OnceLock<CloseReason>);
+pub struct RefusalReason(std::sync::OnceLock<CloseReason>);
 
 impl RefusalReason {
-    pub(super) fn get(&self) -> Option<CloseReason> {
+    /// The reason; `None` if no bytes were refused.
+    pub fn get(&self) -> Option<CloseReason> {
         self.0.get().copied()
     }
 }
 
 impl CheckedSocket {
-    pub(super) fn new(
+    /// A socket whose bytes are checked. `refused` learns why bytes are refused.
+    pub fn new(
         stream: ClientStream,
         activity: Arc<ConnectionActivity>,
         refused: Arc<RefusalReason>,
@@ -66,7 +68,7 @@ impl CheckedSocket {
     ///
     /// # Errors
     /// An error of the socket.
-    pub(super) async fn protocol(&mut self) -> io::Result<Option<Protocol>> {
+    pub async fn protocol(&mut self) -> io::Result<Option<Protocol>> {
         let mut first = self.first;
         let mut bytes = 0;
         let protocol = loop {

@@ -14,11 +14,11 @@ use h1::Http1Framing;
 use h2::Frames;
 
 /// The first bytes of an HTTP/2 client; RFC 9113, section 3.4.
-pub(super) const PREFACE: [u8; 24] = *b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+pub const PREFACE: [u8; 24] = *b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// Why a connection's bytes are refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Offence {
+pub enum Offence {
     /// The bytes are ambiguous.
     Framing,
     /// There are too many frames that cost work and carry nothing.
@@ -27,17 +27,17 @@ pub(super) enum Offence {
 
 /// A refusal of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct WireRefusal {
+pub struct WireRefusal {
     /// Number of the given bytes that may still be read: they end before the message or frame with
     /// the fault.
-    pub(super) good_bytes: usize,
+    pub good_bytes: usize,
     /// The reason for the refusal.
-    pub(super) offence: Offence,
+    pub offence: Offence,
 }
 
 /// The position of a connection's bytes within its messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Position {
+pub enum Position {
     /// Between messages.
     Between,
     /// In a request's head.
@@ -48,7 +48,7 @@ pub(super) enum Position {
 
 /// The checked bytes of one connection.
 #[derive(Debug)]
-pub(super) struct WireCheck {
+pub struct WireCheck {
     reader: Reader,
     /// Number of heads that have begun; distinguishes one from the next.
     heads: u32,
@@ -56,8 +56,10 @@ pub(super) struct WireCheck {
 
 /// The protocol of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Protocol {
+pub enum Protocol {
+    /// HTTP/1.1, or HTTP/1.0.
     Http1,
+    /// HTTP/2.
     Http2,
 }
 
@@ -71,7 +73,7 @@ enum Reader {
 
 impl WireCheck {
     /// The state of a new connection.
-    pub(super) fn new() -> Self {
+    pub fn new() -> Self {
         Self { reader: Reader::Unknown(0), heads: 0 }
     }
 
@@ -80,7 +82,7 @@ impl WireCheck {
     ///
     /// # Errors
     /// Not all of them pass; the following ones must not be read.
-    pub(super) fn feed(
+    pub fn feed(
         &mut self,
         bytes: &[u8],
         work: impl Fn() -> u32,
@@ -118,7 +120,7 @@ impl WireCheck {
 
     /// Bytes that the HTTP library certainly refuses, in the way of each protocol: with a 400, or
     /// with a GOAWAY.
-    pub(super) fn invalid_bytes(&self) -> &'static [u8] {
+    pub fn invalid_bytes(&self) -> &'static [u8] {
         match &self.reader {
             // No method, header, size or line contains a NUL. The empty line makes the library
             // parse what it has.
@@ -129,7 +131,7 @@ impl WireCheck {
     }
 
     /// The protocol of the client, once it is known.
-    pub(super) fn protocol(&self) -> Option<Protocol> {
+    pub fn protocol(&self) -> Option<Protocol> {
         match &self.reader {
             Reader::Unknown(_) => None,
             Reader::One(_) => Some(Protocol::Http1),
@@ -138,7 +140,7 @@ impl WireCheck {
     }
 
     /// The current position.
-    pub(super) fn position(&self) -> Position {
+    pub fn position(&self) -> Position {
         match &self.reader {
             Reader::Unknown(_) => Position::Head,
             Reader::One(heads) => heads.position(),
@@ -147,7 +149,7 @@ impl WireCheck {
     }
 
     /// Number of heads that have begun, modulo 2^32.
-    pub(super) fn heads(&self) -> u32 {
+    pub fn heads(&self) -> u32 {
         self.heads
     }
 }
