@@ -380,6 +380,10 @@ fn yaml(
         KvConnector::Sglang => "sglang",
         KvConnector::None => "none",
     };
+    // A connector says whose engines have it.
+    if spec.connector == KvConnector::Sglang && connector == "none" && !extra.contains("engine:") {
+        extra += "    engine: sglang\n";
+    }
     if connector == "sglang" && !extra.contains("on_no_prefill") {
         extra += "    on_no_prefill: fail\n";
     }

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 pub use super::scalar::HitThreshold;
 use super::scalar::{self, BlockSize};
+use splitrail_engine::EngineKind;
 use splitrail_settings::size;
 
 mod access;
@@ -45,7 +46,7 @@ pub use access::{
 };
 pub use access_log::AccessLogConfig;
 pub use canary::{CanaryConfig, DriftConfig};
-pub use connector::{Connector, KvPath};
+pub use connector::{Connector, Engine, KvPath};
 pub use costs::CostsConfig;
 pub use discovery::{
     AddressFamily, Discovery, DnsDiscovery, KubernetesDiscovery, PodPort, UrlScheme,
@@ -222,7 +223,7 @@ pub struct Model {
     #[schemars(with = "tokenizer::TokenizerEntry", transform = scalar::derived)]
     pub tokenizer: TokenizerConfig,
     /// The order of the legs. Default: with prefill workers `decode_first` (`prefill_first` without
-    /// a tokenizer or with `connector: sglang`), otherwise `aggregated`.
+    /// a tokenizer or with SGLang), otherwise `aggregated`.
     #[serde(default = "flow::none")]
     #[schemars(transform = scalar::derived)]
     pub flow: Flow,
@@ -239,11 +240,15 @@ pub struct Model {
     /// Settings of the flow `auto` beside `costs`.
     #[serde(default)]
     pub auto: ThresholdConfig,
-    /// How KV gets from a prefill to a decode worker. Default: `nixl` if the flow hands over from
-    /// prefill workers to others, otherwise `none`.
+    /// How KV gets from a prefill to a decode worker. Default: `nixl`, or `sglang` with
+    /// `engine: sglang`, if the flow hands over from prefill workers to others, otherwise `none`.
     #[serde(default)]
     #[schemars(transform = scalar::derived)]
     pub connector: Connector,
+    /// The engine of the workers. Default: `sglang` with `connector: sglang`, otherwise `vllm`.
+    #[serde(default)]
+    #[schemars(transform = scalar::derived)]
+    pub engine: Option<Engine>,
     /// Networks of hosts in hand-offs beside the workers' addresses (`10.0.0.0/8`, or an address).
     /// Hand-offs with other hosts are refused. For `nixl` and `nixl_push`.
     #[serde(default)]
@@ -379,6 +384,11 @@ pub struct Model {
 }
 
 impl Model {
+    /// The engine of the workers.
+    pub fn engine(&self) -> EngineKind {
+        self.engine.map(EngineKind::from).or(self.connector.engine()).unwrap_or_default()
+    }
+
     /// Whether the model needs the cost model: for its policy or its queue, or to compare a local
     /// with a remote prefill.
     pub fn uses_costs(&self) -> bool {

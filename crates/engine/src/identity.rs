@@ -12,6 +12,7 @@ pub use trial::{Trial, TrialOutcome};
 pub use version::EngineVersion;
 
 use crate::dialect::Dialect;
+use crate::kind::EngineKind;
 use crate::threshold_reply::CACHE_THRESHOLD;
 use crate::usage::EngineUsage;
 use crate::zmtp::Endpoint;
@@ -46,6 +47,8 @@ pub struct EngineModel {
     pub context_tokens: Option<u32>,
     /// Whether it is an adapter of another model.
     pub is_adapter: bool,
+    /// The engine that lists it, by its `owned_by`; `None` if that is the name of no engine.
+    pub owner: Option<EngineKind>,
 }
 
 /// Reads `/v1/models`.
@@ -59,12 +62,15 @@ pub(crate) fn served_models(text: &str) -> Option<Vec<EngineModel>> {
         id: String,
         parent: Option<String>,
         max_model_len: Option<u32>,
+        owned_by: Option<serde_json::Value>,
     }
+    let owner = |owned_by: serde_json::Value| EngineKind::of_name(owned_by.as_str()?);
     let Models { data } = serde_json::from_str(text).ok()?;
     let model = |card: Card| EngineModel {
         name: card.id,
         context_tokens: card.max_model_len,
         is_adapter: card.parent.is_some(),
+        owner: card.owned_by.and_then(owner),
     };
     Some(data.into_iter().take(MODELS_MAX).map(model).collect())
 }

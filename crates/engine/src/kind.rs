@@ -40,6 +40,12 @@ impl EngineKind {
         }
     }
 
+    /// The engine with this name.
+    #[must_use]
+    pub fn of_name(name: &str) -> Option<Self> {
+        [Self::Vllm, Self::Sglang].into_iter().find(|engine| engine.name() == name)
+    }
+
     /// The paths of the engine's reports.
     #[must_use]
     pub const fn paths(self) -> ReportPaths {

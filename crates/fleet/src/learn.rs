@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use splitrail_engine::identity::EventSource;
+use splitrail_engine::identity::{EngineModel, EventSource};
 use splitrail_engine_client::networks::literal;
 use splitrail_engine_client::{Question, WholeReply, random_request_id};
 use tokio::time::Instant;
@@ -105,6 +105,9 @@ async fn learn_models(
     let said = models.iter().filter_map(|model| model.context_tokens).min();
     worker.engine.facts.set_context_tokens(said.unwrap_or(u32::MAX));
     let is_known = worker.is_unready_for(UnreadyCause::LacksModel);
+    if !is_known {
+        warn_of_another_engine(worker, &models);
+    }
     let is_listed = models.iter().any(|model| model.name == served.name());
     let lacks_model =
         !is_listed && trial::refuses_model(served, worker, patience).await.unwrap_or(is_known);
@@ -117,6 +120,22 @@ async fn learn_models(
             model = served.name(),
             ?serves,
             "the engine does not serve this model: requests to it will be refused"
+        );
+    }
+}
+
+/// Warns of an engine that is another one than the model's workers are to run: it is asked in ways
+/// that it does not have.
+fn warn_of_another_engine(worker: &Worker, models: &[EngineModel]) {
+    let asked = worker.engine.kind;
+    let owner = models.iter().find_map(|model| model.owner);
+    if let Some(other) = owner.filter(|owner| *owner != asked) {
+        tracing::warn!(
+            model = worker.model(),
+            worker = worker.id(),
+            asked_as = asked.name(),
+            lists_models_as = other.name(),
+            "the engine is another one: set the model's engine (and connector) to what its workers run"
         );
     }
 }

@@ -424,7 +424,7 @@ impl Fleet {
         let events_written_down = written.iter().any(has_events);
         let worker = served.pool.enter(|number| {
             let worker = Worker::new(number, config, authority).with_breakers(*breaker);
-            let worker = worker.with_engine(served.config.connector.engine());
+            let worker = worker.with_engine(served.config.engine());
             let worker = worker.with_guard(!written_down, !events_written_down);
             let costs = worker.config.costs.unwrap_or(served.config.costs);
             worker.load.costs.set_prior(costs.into());

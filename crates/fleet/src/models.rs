@@ -179,12 +179,13 @@ impl KeptParts {
     fn of(served: &ServedModel, serving: &ServedModels, model: &Model, config: &Config) -> Self {
         let (was, bounds) = (&served.config, &serving.limits);
         let limits = &config.limits;
-        let tokenizer =
-            was.tokenizer == model.tokenizer && was.connector.engine() == model.connector.engine();
+        let tokenizer = was.tokenizer == model.tokenizer && was.engine() == model.engine();
         let client = was.timeouts.connect == model.timeouts.connect
             && bounds.engine_reply_max_bytes == limits.engine_reply_max_bytes
             && bounds.request_memory_max_bytes == limits.request_memory_max_bytes;
-        let pool = was.block_size == model.block_size
+        // A worker is asked in the ways of the engine with which it has joined.
+        let pool = was.engine() == model.engine()
+            && was.block_size == model.block_size
             && was.speculative_index == model.speculative_index
             && bounds.index_blocks_per_worker_max == limits.index_blocks_per_worker_max;
         let budget = was.retries.budget_percent == model.retries.budget_percent;
@@ -268,7 +269,7 @@ fn pool(model: &Model, config: &Config) -> Pool {
 pub fn load_prompt(model: &Model) -> Result<Option<PromptModel>, ModelError> {
     let TokenizerConfig::Huggingface(tokenizer) = &model.tokenizer else { return Ok(None) };
     let name = || model.name.clone();
-    let options = prompt_options(tokenizer, model.connector.engine());
+    let options = prompt_options(tokenizer, model.engine());
     let options = options.map_err(|(path, source)| ModelError::ChatTemplate {
         model: name(),
         path,

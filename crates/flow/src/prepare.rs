@@ -477,7 +477,7 @@ fn check_salt(served: &ServedModel, inbound: &Inbound) -> Result<(), Error> {
     let unsalted = endpoint == Endpoint::Messages || endpoint.computes() && !endpoint.generates();
     if inbound.cache_salt.is_none()
         || !unsalted
-        || served.config.connector.engine().salts_all_endpoints()
+        || served.config.engine().salts_all_endpoints()
     {
         return Ok(());
     }

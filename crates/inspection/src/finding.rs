@@ -118,6 +118,9 @@ kinds! {
     /// The engine does not serve the model.
     WrongModel "wrong_model" Fault
         "set the model's `name` to the engine's, or start the engine with `--served-model-name`",
+    /// The engine is another one than the configuration says.
+    OtherEngine "other_engine" Warning
+        "set the model's `engine` (and `connector`) to what its workers run",
     /// The engine does not serve an adapter.
     AdapterMissing "adapter_missing" Warning
         "load the adapter on the engine (`--lora-modules`), or delete it from `adapters`",

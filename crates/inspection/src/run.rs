@@ -114,7 +114,7 @@ impl Inspection<'_> {
         Asker {
             client: &self.client,
             subject,
-            kind: self.model.connector.engine(),
+            kind: self.model.engine(),
             bounds: self.bounds,
             deadline: self.deadline,
         }

@@ -260,12 +260,13 @@ async fn load(State(app): Shared) -> Response {
 
 async fn models(State(app): Shared) -> Response {
     let config = &app.engine.config;
+    let owner = if config.connector == KvConnector::Sglang { "sglang" } else { "vllm" };
     let model = |name: &String, parent: Option<&String>| {
         json!({
             "id": name,
             "object": "model",
             "created": app.started_at.as_secs(),
-            "owned_by": "vllm",
+            "owned_by": owner,
             "root": name,
             "parent": parent,
             "max_model_len": config.sequence_limit_tokens(),

@@ -61,17 +61,33 @@ fn asked(engine: &SimEngine) -> usize {
 #[tokio::test]
 async fn an_sglang_engine_says_its_load_its_pages_and_where_it_publishes() {
     let connector = KvConnector::Sglang;
-    let trial = Trial::start(Spec { connector, ..Spec::default() }).await;
-    let config = SimConfig { role: Role::Decode, connector, ..SimConfig::default() };
-    let engine = join_as(&trial, "further", config).await;
-    let publisher = engine.kv_events_endpoint().unwrap();
-    eventually("the router knows what the engine says", async || {
-        let worker = worker(&trial, "further").await;
-        let load = (&worker["engine_running"], &worker["engine_kv_used_ratio"]);
-        load == (&json!(0), &json!(0.0))
-            && worker["kv_block_size"] == 16
-            && worker["kv_events"] == publisher
-            && worker["events_current"] == true
+    for (spec, role) in [(Spec::default(), Role::Decode), (Spec::aggregated(1), Role::Both)] {
+        let trial = Trial::start(Spec { connector, ..spec }).await;
+        let config = SimConfig { role, connector, ..SimConfig::default() };
+        let engine = join_as(&trial, "further", config).await;
+        let publisher = engine.kv_events_endpoint().unwrap();
+        eventually("the router knows what the engine says", async || {
+            let worker = worker(&trial, "further").await;
+            let load = (&worker["engine_running"], &worker["engine_kv_used_ratio"]);
+            load == (&json!(0), &json!(0.0))
+                && worker["kv_block_size"] == 16
+                && worker["kv_events"] == publisher
+                && worker["events_current"] == true
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn workers_are_asked_in_the_ways_of_the_engine_that_a_reload_names() {
+    let connector = KvConnector::Sglang;
+    let model = "engine: vllm".into();
+    let trial = Trial::start(Spec { connector, model, ..Spec::aggregated(1) }).await;
+    assert!(worker(&trial, "w0").await["kv_block_size"].is_null(), "no metrics of vLLM's");
+    let corrected = trial.cluster.yaml.replace("engine: vllm", "engine: sglang");
+    assert_eq!(trial.cluster.reload(&corrected).await.status, 200);
+    eventually("the router knows the engine's pages", async || {
+        worker(&trial, "w0").await["kv_block_size"] == 16
     })
     .await;
 }

@@ -1,8 +1,27 @@
-//! The connectors, which move KV blocks between workers.
+//! The engines of workers, and the connectors that move KV blocks between them.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use splitrail_engine::EngineKind;
+
+/// The engine that the workers of a model run.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub enum Engine {
+    /// vLLM.
+    Vllm,
+    /// SGLang.
+    Sglang,
+}
+
+impl From<Engine> for EngineKind {
+    fn from(engine: Engine) -> Self {
+        match engine {
+            Engine::Vllm => Self::Vllm,
+            Engine::Sglang => Self::Sglang,
+        }
+    }
+}
 
 /// How KV is transferred from a prefill worker to a decode worker.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
@@ -38,8 +57,8 @@ struct Traits {
     names_hosts: bool,
     /// Whether a decode worker can serve a request by itself.
     serves_alone: bool,
-    /// The engine of the workers that have it.
-    engine: EngineKind,
+    /// The only engine that has it; `None` if any engine may.
+    engine: Option<EngineKind>,
 }
 
 /// How the KV of a prompt reaches the decode worker, and so how the two legs are sent.
@@ -68,14 +87,18 @@ impl Connector {
             has_bootstrap: false,
             names_hosts: true,
             serves_alone: true,
-            engine: EngineKind::Vllm,
+            engine: Some(EngineKind::Vllm),
         };
         match self {
             Self::Nixl => nixl,
             Self::NixlPush => Traits { name: "nixl_push", path: KvPath::Pushed, ..nixl },
-            Self::SharedStorage => {
-                Traits { name: "shared_storage", path: KvPath::Stored, names_hosts: false, ..nixl }
-            }
+            Self::SharedStorage => Traits {
+                name: "shared_storage",
+                path: KvPath::Stored,
+                names_hosts: false,
+                engine: None,
+                ..nixl
+            },
             Self::Mooncake => Traits {
                 name: "mooncake",
                 path: KvPath::Matched,
@@ -89,9 +112,15 @@ impl Connector {
                 has_bootstrap: true,
                 names_hosts: false,
                 serves_alone: false,
-                engine: EngineKind::Sglang,
+                engine: Some(EngineKind::Sglang),
             },
-            Self::None => Traits { name: "none", path: KvPath::None, names_hosts: false, ..nixl },
+            Self::None => Traits {
+                name: "none",
+                path: KvPath::None,
+                names_hosts: false,
+                engine: None,
+                ..nixl
+            },
         }
     }
 
@@ -133,9 +162,8 @@ impl Connector {
         self.traits().serves_alone
     }
 
-    /// The engine that the workers of a model with this connector run. Without a hand-off that is
-    /// vLLM.
-    pub const fn engine(self) -> EngineKind {
+    /// The only engine that has the connector; `None` if any engine may.
+    pub const fn engine(self) -> Option<EngineKind> {
         self.traits().engine
     }
 

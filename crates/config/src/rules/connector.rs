@@ -1,8 +1,9 @@
 //! Rules about hand-offs: what a connector needs, and which settings have no effect with it.
 
-use crate::model::{Connector, Flow, Network, OnNoPrefill, RequestFlow, Role};
+use crate::model::{Connector, Engine, Flow, Network, OnNoPrefill, RequestFlow, Role};
 use crate::short_forms::WorkerPlace;
 use crate::value::{typed, typed_or};
+use splitrail_engine::EngineKind;
 use splitrail_settings::endpoint::{self, BadEndpoint};
 use splitrail_settings::problem::ProblemReport;
 use splitrail_settings::tree::Node;
@@ -12,6 +13,7 @@ use splitrail_settings::words::shown;
 pub(super) fn check(model: &Node, path: &str, places: &[WorkerPlace], report: &mut ProblemReport) {
     let Some(connector) = typed_or(model, "connector", Connector::default()) else { return };
     networks(model, path, connector, report);
+    engine(model, path, connector, report);
     let flow = typed::<Flow>(model, "flow");
     let workers = model.get("workers").map(Node::items).unwrap_or_default();
     for (node, place) in workers.iter().zip(places) {
@@ -20,6 +22,24 @@ pub(super) fn check(model: &Node, path: &str, places: &[WorkerPlace], report: &m
     if !connector.serves_alone() && flow != Some(Flow::Aggregated) {
         only_pairs(model, path, connector, report);
     }
+}
+
+/// Reports an engine that does not have the connector.
+fn engine(model: &Node, path: &str, connector: Connector, report: &mut ProblemReport) {
+    let Some(written) = typed::<Engine>(model, "engine").map(EngineKind::from) else { return };
+    let Some(only) = connector.engine().filter(|only| *only != written) else { return };
+    let (written, connector) = (written.name(), connector.name());
+    let at = model.get("engine").unwrap_or(model).at;
+    let message =
+        format!("`{path}.engine: {written}` is not possible with `connector: {connector}`");
+    let hint = match only {
+        EngineKind::Vllm => {
+            "the connector is vLLM's; SGLang moves KV with `connector: sglang`, over NIXL and \
+             Mooncake too"
+        }
+        EngineKind::Sglang => "the connector is SGLang's: delete `engine`",
+    };
+    report.error(at, message, hint);
 }
 
 /// Reports settings that need a worker to serve a request alone, which none does with this connector.

@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
-use crate::model::{Connector, TokenizerConfig};
+use crate::model::{Connector, Engine, TokenizerConfig};
 use crate::value::typed;
+use splitrail_engine::EngineKind;
 use splitrail_engine::template_kwargs::is_control_kwarg;
 use splitrail_settings::problem::ProblemReport;
 use splitrail_settings::tree::Node;
@@ -14,12 +15,13 @@ pub(super) fn check(model: &Node, path: &str, base_dir: &Path, report: &mut Prob
     let tokenizer = match typed::<TokenizerConfig>(model, "tokenizer") {
         Some(TokenizerConfig::Huggingface(tokenizer)) => tokenizer,
         Some(TokenizerConfig::Engine(tokenizer)) => {
-            let engine = typed::<Connector>(model, "connector").map(Connector::engine);
-            if engine.is_some_and(|engine| !engine.tokenizes_prompts()) {
-                let message =
-                    format!("`{path}.tokenizer: engine` is not possible with `connector: sglang`");
-                let hint = "its engines tokenise no chats for others: write the model's folder, or \
-                            its id if it is in the Hugging Face cache of this host";
+            let written = typed::<Engine>(model, "engine").map(EngineKind::from);
+            let implied = || typed::<Connector>(model, "connector").and_then(Connector::engine);
+            let engine = written.or_else(implied).unwrap_or_default();
+            if !engine.tokenizes_prompts() {
+                let message = format!("`{path}.tokenizer: engine` is not possible with SGLang");
+                let hint = "the router asks vLLM alone for tokens: write the model's folder, or its \
+                            id if it is in the Hugging Face cache of this host";
                 report.error(node.at, message, hint);
             }
             if tokenizer.timeout.is_zero() {

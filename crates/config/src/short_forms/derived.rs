@@ -3,8 +3,10 @@
 use splitrail_settings::problem::ProblemReport;
 use splitrail_settings::tree::{Node, Value};
 
-use crate::model::{Connector, Discovery, Flow, Policy, RequestFlow, Role, TokenizerConfig};
-use crate::value::typed;
+use crate::model::{
+    Connector, Discovery, Engine, Flow, Policy, RequestFlow, Role, TokenizerConfig,
+};
+use crate::value::{typed, typed_or};
 
 /// Writes out the keys of `model` that follow from others. Returns what was derived, and what is off
 /// because of other keys.
@@ -12,9 +14,13 @@ pub(super) fn expand(model: &mut Node, path: &str, report: &mut ProblemReport) -
     let roles = Roles::of(model);
     let blind =
         matches!(typed::<TokenizerConfig>(model, "tokenizer"), Some(TokenizerConfig::None {}));
+    let hand_off = match typed::<Engine>(model, "engine") {
+        Some(Engine::Sglang) => Connector::Sglang,
+        Some(Engine::Vllm) | None => Connector::Nixl,
+    };
     let mut told = Vec::new();
     if model.get("flow").is_none() {
-        match roles.flow(typed::<Connector>(model, "connector"), blind) {
+        match roles.flow(typed_or(model, "connector", hand_off), blind) {
             Ok(flow) => {
                 told.push(format!("flow {}", RequestFlow::from(flow).name()));
                 set(model, "flow", RequestFlow::from(flow).name());
@@ -35,8 +41,8 @@ pub(super) fn expand(model: &mut Node, path: &str, report: &mut ProblemReport) -
         }
     }
     if model.get("connector").is_none() && roles.prefill && hands_over(model) {
-        told.push("connector nixl, since it has prefill workers".to_owned());
-        set(model, "connector", Connector::Nixl.name());
+        told.push(format!("connector {}, since it has prefill workers", hand_off.name()));
+        set(model, "connector", hand_off.name());
     }
     let mut notes = Vec::new();
     if !told.is_empty() {

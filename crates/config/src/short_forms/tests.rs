@@ -175,11 +175,15 @@ fn the_flow_follows_from_the_roles() {
     let sglang =
         format!("{pair}    connector: sglang\n    block_size: 64\n    on_no_prefill: fail\n");
     assert_eq!(flow(&sglang), (Flow::PrefillFirst, Connector::Sglang));
+    let of_engine = sglang.replace("connector: sglang", "engine: sglang");
+    assert_eq!(flow(&of_engine), (Flow::PrefillFirst, Connector::Sglang));
     let written = format!("{pair}    flow: auto\n    connector: mooncake\n");
     assert_eq!(flow(&written), (Flow::Auto, Connector::Mooncake));
     // Requests that stay on one worker need no connector, unless some may select another flow.
     let aggregated = format!("{pair}    flow: aggregated\n");
     assert_eq!(flow(&aggregated), (Flow::Aggregated, Connector::None));
+    let of_engine = format!("{aggregated}    engine: sglang\n");
+    assert_eq!(flow(&of_engine), (Flow::Aggregated, Connector::None));
     let selected = format!("{aggregated}    request_flows: [prefill_first]\n");
     assert_eq!(flow(&selected), (Flow::Aggregated, Connector::Nixl));
     let mixed = "    workers: ['http://w:1']\n    prefill: ['http://p:1']\n";

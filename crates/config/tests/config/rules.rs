@@ -216,12 +216,30 @@ fn sglang_serves_pairs_only() {
         (
             "kind: huggingface, path: tokenizer",
             "kind: engine",
-            "tokenizer: engine` is not possible",
+            "tokenizer: engine` is not possible with SGLang",
         ),
     ] {
         assert!(valid.contains(from), "{from}");
         let (_, _, told) = only_problem(&valid.replacen(from, to, 1));
         assert!(told.contains(part), "{told}");
+    }
+}
+
+#[test]
+fn an_engine_has_the_connector_that_is_to_move_its_kv() {
+    accepted(&valid_but("connector: nixl", "connector: nixl\n    engine: vllm"));
+    for (connector, engine, hint) in [
+        ("nixl", "sglang", "SGLang moves KV with `connector: sglang`"),
+        ("nixl_push", "sglang", "SGLang moves KV with `connector: sglang`"),
+        ("mooncake", "sglang", "SGLang moves KV with `connector: sglang`"),
+        ("sglang", "vllm", "delete `engine`"),
+    ] {
+        let keys = format!("connector: {connector}\n    engine: {engine}");
+        let valid = valid_but("connector: nixl", &keys);
+        let (_, _, told) =
+            only_problem(&valid.replacen("    local_prefill_max_tokens: 32\n", "", 1));
+        let what = format!("engine: {engine}` is not possible with `connector: {connector}`");
+        assert!(told.contains(&what) && told.contains(hint), "{told}");
     }
 }
 

@@ -50,6 +50,7 @@ fn an_sglang_engine_says_its_version_model_and_publisher() {
     assert_eq!(Sglang.version(&info).as_deref(), Some("0.5.23"));
     let model = Sglang.served_model(&text("v1_models.json")).unwrap();
     assert_eq!((model.name.as_str(), model.context_tokens), ("tiny", Some(8192)));
+    assert_eq!(model.owner, Some(Sglang));
     let places = |info: &str| -> Vec<_> {
         let sources = Sglang.event_sources(info, "10.0.0.1").unwrap();
         sources.iter().map(|source| (source.rank, source.events.to_string())).collect()

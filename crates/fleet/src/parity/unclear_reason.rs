@@ -84,7 +84,7 @@ impl UnclearReason {
             }
             Self::TokenizerNotExact => {
                 "the model's tokenizer has parts that the router does not compute: \
-                 tokenizer.kind: engine asks the engines instead (not with connector: sglang)"
+                 tokenizer.kind: engine asks the engines instead (not with SGLang)"
             }
             Self::TokenizerFailed => "the router's log names the error of its tokenizer",
         }

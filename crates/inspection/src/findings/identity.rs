@@ -21,6 +21,12 @@ pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
             format!("`{}` returns status {status}", engine.kind.paths().liveness),
         );
     }
+    let owner = engine.models.iter().find_map(|model| model.owner);
+    if let Some(other) = owner.filter(|owner| *owner != engine.kind) {
+        let (other, asked) = (other.name(), engine.kind.name());
+        let what = format!("the engine lists its models as {other}'s, and is asked as {asked}");
+        found.add(FindingKind::OtherEngine, what);
+    }
     if engine.model(&model.name).is_none() {
         let names: Vec<_> = engine.models.iter().map(|model| format!("`{}`", model.name)).collect();
         let serves = match names.len() {

@@ -71,7 +71,12 @@ fn worker(id: &str, role: &str) -> WorkerFacts {
 }
 
 fn served(name: &str) -> EngineModel {
-    EngineModel { name: name.to_owned(), context_tokens: Some(2048), is_adapter: false }
+    EngineModel {
+        name: name.to_owned(),
+        context_tokens: Some(2048),
+        is_adapter: false,
+        owner: None,
+    }
 }
 
 fn differ(shape: Difference) -> TokensFact {
@@ -177,6 +182,9 @@ fn identity_cases() -> Vec<Case> {
             w.engine.models = ["a", "b", "c", "d", "e", "f", "g"].map(served).to_vec();
         }),
         Case::prefill(FindingKind::WrongModel, "no model", |w| w.engine.models = Vec::new()),
+        Case::prefill(FindingKind::OtherEngine, "sglang's, and is asked as vllm", |w| {
+            w.engine.models[0].owner = Some(EngineKind::Sglang);
+        }),
         Case::decode(FindingKind::AdapterMissing, "lora-a", |_| {})
             .with(json!({"adapters": ["lora-a"]}))
             .but_prefill(|w| w.engine.models.push(served("lora-a"))),
