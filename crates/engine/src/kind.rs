@@ -120,6 +120,15 @@ impl EngineKind {
         }
     }
 
+    /// Whether the engine has `/inference/v1/generate`: token ids in, token ids out.
+    #[must_use]
+    pub const fn generates_from_ids(self) -> bool {
+        match self {
+            Self::Vllm => true,
+            Self::Sglang => false,
+        }
+    }
+
     /// Whether the router may ask the engine for the tokens of each prompt (`tokenizer: engine`).
     #[must_use]
     pub const fn tokenizes_prompts(self) -> bool {

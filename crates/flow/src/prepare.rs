@@ -17,7 +17,7 @@ use splitrail_api::request::{Options, Prompt, unknown_model};
 use splitrail_api::sampling::edit_sampling;
 use splitrail_api::sanitise::RemovedFields;
 use splitrail_api::{Endpoint, Inbound, JsonObject, json};
-use splitrail_config::model::{Flow, Limits};
+use splitrail_config::model::{Flow, Limits, Model};
 use splitrail_fleet::{Cluster, ServedModel, ServedModels, ServedName};
 use splitrail_prompt::Extent;
 use splitrail_prompt::watch::{self, Watch};
@@ -415,7 +415,7 @@ fn address(
     // Engines know the model by its configured name and an adapter by the adapter's name.
     let engine_name = adapter.as_deref().unwrap_or(served.name());
     inbound.body.set("model", json::quote(engine_name));
-    check_connector(&served, endpoint)?;
+    check_engine(&served, inbound)?;
     check_salt(&served, inbound)?;
     Ok((served, adapter))
 }
@@ -448,17 +448,26 @@ fn named(
     })
 }
 
-/// Refuses endpoints that engines with this connector cannot serve. Engines that need a pair of
-/// legs have no way to find each other on endpoints with named events.
-fn check_connector(served: &ServedModel, endpoint: Endpoint) -> Result<(), Error> {
+/// Refuses what the model's engines do not have: an endpoint, or, if they serve no request alone,
+/// tools that an engine calls by itself. Its further prompts would have the room of the first one.
+fn check_engine(served: &ServedModel, inbound: &Inbound) -> Result<(), Error> {
     let config = &served.config;
-    let alone = config.connector.serves_alone() || config.flow == Flow::Aggregated;
-    if alone || !(endpoint.generates() && endpoint.dialect().names_events()) {
-        return Ok(());
+    if inbound.endpoint == Endpoint::Generate && !config.engine().generates_from_ids() {
+        let message = "this model's engines (SGLang) do not offer /inference/v1/generate; \
+                       /v1/completions takes token ids as `prompt`";
+        return Err(Error::new(ErrorKind::NotOffered, message));
     }
-    let (path, connector) = (endpoint.path(), config.connector.name());
-    let message = format!("this model's workers (connector {connector}) cannot serve {path}");
-    Err(Error::new(ErrorKind::InvalidRequest, message))
+    if inbound.options.engine_takes_turns && !serves_alone(config) {
+        let message = "this model's workers serve prompts in pairs, and so none with tools that an \
+                       engine calls by itself";
+        return Err(Error::invalid("tools", message));
+    }
+    Ok(())
+}
+
+/// Whether one worker can serve a request of the model.
+fn serves_alone(config: &Model) -> bool {
+    config.connector.serves_alone() || config.flow == Flow::Aggregated
 }
 
 /// Separates the cached blocks of a tenant's request from those of other cache groups.
@@ -475,10 +484,7 @@ fn separate(inbound: &mut Inbound, tenant: &Tenant) {
 fn check_salt(served: &ServedModel, inbound: &Inbound) -> Result<(), Error> {
     let endpoint = inbound.endpoint;
     let unsalted = endpoint == Endpoint::Messages || endpoint.computes() && !endpoint.generates();
-    if inbound.cache_salt.is_none()
-        || !unsalted
-        || served.config.engine().salts_all_endpoints()
-    {
+    if inbound.cache_salt.is_none() || !unsalted || served.config.engine().salts_all_endpoints() {
         return Ok(());
     }
     let message =
@@ -495,7 +501,7 @@ fn samples_apart(
 ) -> Result<u32, Error> {
     let config = &served.config;
     let n = inbound.options.n;
-    if config.connector.serves_alone() || config.flow == Flow::Aggregated || n == 1 {
+    if serves_alone(config) || n == 1 {
         return Ok(1);
     }
     let units = inbound.prompts.len() as u64 * u64::from(n);

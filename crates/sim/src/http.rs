@@ -74,12 +74,12 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         KvConnector::Sglang => Router::new().route("/server_info", get(server_info)),
         _ => Router::new()
             .route("/version", get(version))
-            .route("/kv_event_sources", get(event_sources)),
+            .route("/kv_event_sources", get(event_sources))
+            .route(Endpoint::Generate.path(), inference(Endpoint::Generate)),
     };
     let routes = routes
         .route(Endpoint::Chat.path(), inference(Endpoint::Chat))
         .route(Endpoint::Completions.path(), inference(Endpoint::Completions))
-        .route(Endpoint::Generate.path(), inference(Endpoint::Generate))
         .merge(pooling::routes())
         .route(Endpoint::Responses.path(), inference(Endpoint::Responses))
         .route(Endpoint::Messages.path(), inference(Endpoint::Messages))
@@ -208,7 +208,7 @@ async fn answer(
         fingerprint: app.fingerprint.clone(),
         names_hand_offs: config.names_hand_offs,
         report: config.usage_report,
-        zero_is_null: config.connector == KvConnector::Sglang,
+        is_sglang: config.connector == KvConnector::Sglang,
         threshold_reply: config.threshold_reply,
         asked: body.clone(),
     };

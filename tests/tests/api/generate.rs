@@ -1,6 +1,7 @@
 //! `/inference/v1/generate`: token ids in, token ids out, by every way.
 
 use serde_json::{Value, json};
+use splitrail_sim::KvConnector;
 use splitrail_tests::trial::{COMPLETIONS, GENERATE, generate, generated_ids, token_ids};
 use splitrail_tests::{Cluster, Spec, Trial};
 
@@ -39,6 +40,22 @@ async fn a_pair_gives_the_tokens_of_one_engine_streamed_and_not() {
     assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 96);
     assert_eq!(usage["completion_tokens"], 12);
     trial.finish().await;
+}
+
+#[tokio::test]
+async fn engines_of_sglang_are_not_asked_for_what_they_do_not_offer() {
+    for spec in [Spec::default(), Spec::aggregated(1)] {
+        let mut trial = Trial::start(Spec { connector: KvConnector::Sglang, ..spec }).await;
+        let reply = trial.post("not_offered", GENERATE, &generate(&token_ids(100, 1))).await;
+        assert_eq!(reply.status, 404);
+        let error = &reply.json()["error"];
+        assert_eq!(error["code"], "not_offered");
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains("SGLang") && message.contains(COMPLETIONS), "{message}");
+        let asked = trial.cluster.engines.iter().flat_map(|(_, engine)| engine.requests());
+        assert_eq!(asked.filter(|seen| seen.path == GENERATE).count(), 0);
+        trial.finish().await;
+    }
 }
 
 #[tokio::test]

@@ -61,13 +61,16 @@ async fn restart(cluster: &mut Cluster, engine: &str) {
     known(cluster, engine, 1.0).await;
 }
 
-/// A request of each endpoint, with prompts of their own per `salt`.
-fn requests(salt: u32) -> [(&'static str, Value); 3] {
-    [
+/// A request of each endpoint that engines with this connector offer, with prompts of their own per
+/// `salt`.
+fn requests(connector: KvConnector, salt: u32) -> Vec<(&'static str, Value)> {
+    let mut requests = vec![
         (CHAT, chat(&prompt(30, &format!("c{salt}x")))),
         (COMPLETIONS, completion(&prompt(40, &format!("d{salt}x")))),
         (GENERATE, generate(&token_ids(130, salt))),
-    ]
+    ];
+    requests.retain(|(path, _)| *path != GENERATE || connector != KvConnector::Sglang);
+    requests
 }
 
 /// What a choice says, in a whole reply or in a stream's chunks: text, or token ids.

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use splitrail_sim::tokenizer::byte_token;
-use splitrail_sim::{Fault, FaultKind};
+use splitrail_sim::{Fault, FaultKind, KvConnector};
 use splitrail_tests::Cluster;
 use splitrail_tests::accounting::Dice;
 use splitrail_tests::trial::{CHAT, COMPLETIONS, GENERATE};
@@ -54,14 +54,14 @@ fn ids(text: &str) -> Vec<u32> {
 }
 
 /// A request: path, body, prompts, samples.
-fn request(dice: &mut Dice, wild: Wild) -> (&'static str, Value, u64, u64) {
+fn request(dice: &mut Dice, wild: Wild, connector: KvConnector) -> (&'static str, Value, u64, u64) {
     let mut prompts = 1;
     let (path, mut body) = if dice.percent(wild.batches) {
         prompts = 2 + dice.below(3);
         let texts: Vec<String> = (0..prompts).map(|_| words(dice)).collect();
         (COMPLETIONS, json!({"prompt": texts}))
     } else {
-        match dice.below(3) {
+        match dice.below(if connector == KvConnector::Sglang { 2 } else { 3 }) {
             0 => (COMPLETIONS, json!({"prompt": words(dice)})),
             1 => (CHAT, json!({"messages": [{"role": "user", "content": words(dice)}]})),
             // Tokens of text that others ask for in words.
@@ -121,7 +121,8 @@ pub(crate) async fn ask(cluster: &Cluster, seed: u64, wild: Wild) -> Seen {
     if dice.percent(wild.faults) {
         disturb(&mut dice, cluster, wild.unclear);
     }
-    let (path, mut body, prompts, samples) = request(&mut dice, wild);
+    let connector = cluster.engines[0].1.config().connector;
+    let (path, mut body, prompts, samples) = request(&mut dice, wild, connector);
     let request_id = format!("r-{seed}");
     let mut id = vec![("x-request-id", request_id.as_str())];
     if !wild.flows.is_empty() && dice.percent(60) {

@@ -5,11 +5,11 @@ use http::StatusCode;
 use serde_json::{Map, Value, json};
 
 use super::endpoint::Endpoint;
-use crate::config::SimConfig;
+use crate::config::{KvConnector, SimConfig};
 use crate::error::ApiError;
 
 /// Members of a messages request with the same meaning in a chat.
-const OF_MESSAGES: [&str; 8] = [
+const OF_MESSAGES: [&str; 11] = [
     "model",
     "stream",
     "temperature",
@@ -18,10 +18,13 @@ const OF_MESSAGES: [&str; 8] = [
     "kv_transfer_params",
     "vllm_xargs",
     "top_p",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
 ];
 
 /// Members of a responses request with the same meaning in a chat.
-const OF_RESPONSES: [&str; 11] = [
+const OF_RESPONSES: [&str; 14] = [
     "model",
     "stream",
     "temperature",
@@ -33,6 +36,9 @@ const OF_RESPONSES: [&str; 11] = [
     "vllm_xargs",
     "top_p",
     "stop_token_ids",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
 ];
 
 /// The chat that corresponds to a request of this endpoint.
@@ -44,6 +50,12 @@ pub(super) fn chat_of(
     let mut chat = match endpoint {
         Endpoint::Messages if body["max_tokens"].as_u64().is_none_or(|tokens| tokens == 0) => {
             return Err(ApiError::bad_request("max_tokens", "max_tokens must be positive"));
+        }
+        Endpoint::Messages if config.connector == KvConnector::Sglang => {
+            // SGLang's messages have no salt.
+            let unsalted = body.as_object().into_iter().flatten();
+            let unsalted = unsalted.filter(|(key, _)| *key != "cache_salt");
+            of_message(&unsalted.map(|(key, value)| (key.clone(), value.clone())).collect())?
         }
         Endpoint::Messages => of_message(body)?,
         _ => of_response(body)?,

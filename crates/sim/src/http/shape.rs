@@ -18,8 +18,9 @@ pub(crate) struct Shape {
     pub(crate) model: String,
     pub(crate) fingerprint: String,
     pub(crate) report: UsageReport,
-    /// Like SGLang, which reports nothing if nothing was cached.
-    pub(crate) zero_is_null: bool,
+    /// Whether usage is told as SGLang does: it does not count what a request has added to the cache,
+    /// and its messages leave out a count of 0 cached tokens.
+    pub(crate) is_sglang: bool,
     pub(crate) threshold_reply: ThresholdReply,
     /// The request, which responses repeat in part.
     pub(crate) asked: Value,
@@ -234,9 +235,6 @@ impl Shape {
     fn usage(&self, usage: Usage) -> Value {
         let mut body = Self::plain_usage(usage);
         match self.report {
-            UsageReport::Details if !self.is_reported(usage) => {
-                body["prompt_tokens_details"] = Value::Null;
-            }
             UsageReport::Details => {
                 body["prompt_tokens_details"] = json!({
                     "cached_tokens": usage.cached_tokens,
@@ -254,7 +252,7 @@ impl Shape {
     /// Streams omit null members.
     fn stream_usage(&self, usage: Usage) -> Value {
         let mut body = Self::plain_usage(usage);
-        if self.report == UsageReport::Details && self.is_reported(usage) {
+        if self.report == UsageReport::Details {
             body["prompt_tokens_details"] = json!({"cached_tokens": usage.cached_tokens});
             if let Some(created) = self.created_cache_tokens(usage) {
                 body["prompt_tokens_details"]["created_cache_tokens"] = json!(created);
@@ -263,12 +261,8 @@ impl Shape {
         body
     }
 
-    fn is_reported(&self, usage: Usage) -> bool {
-        usage.cached_tokens > 0 || !self.zero_is_null
-    }
-
     fn created_cache_tokens(&self, usage: Usage) -> Option<usize> {
-        matches!(self.endpoint, Endpoint::Chat | Endpoint::Messages)
-            .then_some(usage.created_cache_tokens)
+        let counts = matches!(self.endpoint, Endpoint::Chat | Endpoint::Messages);
+        (counts && !self.is_sglang).then_some(usage.created_cache_tokens)
     }
 }

@@ -133,11 +133,10 @@ async fn tools_that_an_engine_runs_by_itself_keep_a_prompt_on_one_worker() {
 #[tokio::test]
 async fn engines_that_do_nothing_alone_are_not_asked_for_what_they_have_no_pair_for() {
     let mut trial = Trial::start(Spec { connector: KvConnector::Sglang, ..Spec::default() }).await;
-    for path in BOTH {
-        let reply = trial.post("invalid_request", path, &request(path, "hello", 5)).await;
-        let message = openai_error(&reply, 400)["message"].to_string();
-        assert!(message.contains("sglang") && message.contains(path), "{message}");
-    }
+    let mut body = request(RESPONSES, "hello", 5);
+    body["tools"] = json!([{"type": "web_search_preview"}]);
+    let reply = trial.post("invalid_request", RESPONSES, &body).await;
+    assert_eq!(openai_error(&reply, 400)["param"], "tools");
     assert_eq!(trial.counts(["p0", "p1", "d0", "d1"]), [0; 4]);
     trial.finish().await;
 }

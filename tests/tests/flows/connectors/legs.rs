@@ -5,9 +5,7 @@ use std::collections::HashSet;
 use serde_json::{Value, json};
 use splitrail_sim::{KvConnector, SimEngine};
 use splitrail_tests::Spec;
-use splitrail_tests::trial::{
-    COMPLETIONS, GENERATE, Trial, completion, generate, prompt, token_ids,
-};
+use splitrail_tests::trial::{COMPLETIONS, Trial, completion, prompt};
 
 use super::{CONNECTORS, known, pd, replace, requests};
 
@@ -16,13 +14,13 @@ async fn fields_that_a_model_opens_travel_in_both_legs_of_every_connector() {
     for connector in CONNECTORS {
         let spec = Spec { model: "pass_unknown: [x_unknown]".into(), ..pd(connector, 1, 1) };
         let mut trial = Trial::start(spec).await;
-        for (path, mut body) in requests(11) {
+        for (path, mut body) in requests(connector, 11) {
             body["x_unknown"] = json!({"kept": [1.50, null, "\u{e9}"]});
             assert_eq!(trial.post("ok", path, &body).await.status, 200, "{connector:?}");
         }
         for engine in ["p0", "d0"] {
             let asked = trial.asked(engine);
-            assert_eq!(asked.len(), 3, "{connector:?}");
+            assert_eq!(asked.len(), requests(connector, 11).len(), "{connector:?}");
             for request in asked {
                 assert_eq!(request.body["x_unknown"], json!({"kept": [1.5, null, "\u{e9}"]}));
             }
@@ -81,10 +79,10 @@ async fn transfer_ids_are_the_routers_and_never_repeat() {
     {
         let mut trial = Trial::start(pd(connector, 2, 2)).await;
         for turn in 0..REQUESTS {
-            let mut body = generate(&token_ids(40, turn as u32));
+            let mut body = completion(&prompt(10, &format!("id{turn}z")));
             body["kv_transfer_params"] = json!({"transfer_id": "mine", "do_remote_decode": true});
             body["bootstrap_room"] = 7.into();
-            assert_eq!(trial.post("ok", GENERATE, &body).await.status, 200);
+            assert_eq!(trial.post("ok", COMPLETIONS, &body).await.status, 200);
         }
         let name_in = |request: &Value| match connector {
             KvConnector::Mooncake => request["kv_transfer_params"][name].to_string(),

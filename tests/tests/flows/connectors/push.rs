@@ -58,7 +58,7 @@ async fn both_legs_carry_one_id_of_the_router_that_never_comes_again() {
     for salt in 0..8 {
         let named = dialect::BOTH
             .map(|path| (path, dialect::request(path, &prompt(30, &format!("n{salt}{path}")), 5)));
-        for (path, mut body) in requests(salt).into_iter().chain(named) {
+        for (path, mut body) in requests(KvConnector::NixlPush, salt).into_iter().chain(named) {
             body["kv_transfer_params"] = json!({
                 "do_remote_prefill": true, "do_remote_decode": false, "remote_engine_id": MINE,
                 "remote_request_id": MINE, "remote_block_ids": [[1]], "remote_host": MINE,

@@ -13,7 +13,7 @@ async fn answers_are_those_of_one_engine_on_every_endpoint_streamed_and_not() {
     for connector in CONNECTORS {
         let mut trial = Trial::start(pd(connector, 2, 2)).await;
         for (salt, stream) in [(1, false), (2, true)] {
-            for (path, body) in requests(salt) {
+            for (path, body) in requests(connector, salt) {
                 let expected = said(path, &[one.http.post(path, &body).await.json()], false, 0);
                 let what = format!("{connector:?} {path}");
                 let replies = if stream {
@@ -77,7 +77,7 @@ async fn several_samples_take_one_prefill_and_are_those_of_one_engine() {
     for connector in CONNECTORS {
         let mut trial = Trial::start(pd(connector, 1, 2)).await;
         for (salt, stream) in [(3, false), (4, true)] {
-            for (path, mut body) in requests(salt) {
+            for (path, mut body) in requests(connector, salt) {
                 sample(path, &mut body, "n", json!(3));
                 if connector != KvConnector::Sglang {
                     // Sampled, and different; of SGLang each sample is a request of its own.
@@ -133,7 +133,7 @@ async fn decode_first_hands_over_what_decode_does_not_hold_and_nothing_else() {
     ] {
         let spec = Spec { flow: "decode_first", ..pd(connector, 1, 1) };
         let mut trial = Trial::start(spec).await;
-        for (path, mut body) in requests(9) {
+        for (path, mut body) in requests(connector, 9) {
             body["cache_hit_threshold"] = json!(0.5);
             for n in [1, 3] {
                 sample(path, &mut body, "n", json!(n));
@@ -197,7 +197,7 @@ async fn an_answer_of_one_token_is_a_prefill_worker_s_own() {
     for connector in CONNECTORS {
         let mut trial = Trial::start(pd(connector, 1, 1)).await;
         for stream in [false, true] {
-            for (path, mut body) in requests(5 + u32::from(stream)) {
+            for (path, mut body) in requests(connector, 5 + u32::from(stream)) {
                 sample(path, &mut body, "max_tokens", json!(1));
                 let expected = said(path, &[one.http.post(path, &body).await.json()], false, 0);
                 let replies = if stream {
@@ -227,7 +227,7 @@ async fn an_answer_that_ends_at_once_is_empty_everywhere() {
     for connector in CONNECTORS {
         let spec = Spec { engine: |_, config| config.eos_one_in = 1, ..pd(connector, 1, 1) };
         let mut trial = Trial::start(spec).await;
-        for (path, body) in requests(7) {
+        for (path, body) in requests(connector, 7) {
             let reply = trial.post("ok", path, &body).await;
             assert_eq!(reply.status, 200, "{connector:?} {}", reply.text());
             let choice = &reply.json()["choices"][0];

@@ -44,11 +44,15 @@ impl Shape {
     fn message_usage(&self, usage: Usage, is_final: bool) -> Value {
         let mut told = json!({"input_tokens": 0, "output_tokens": usage.completion_tokens});
         let mut input_tokens = usage.prompt_tokens;
-        if is_final && self.report == UsageReport::Details && self.is_reported(usage) {
-            let (read, written) = (usage.cached_tokens, usage.created_cache_tokens);
-            input_tokens = input_tokens.saturating_sub(read + written);
-            told["cache_creation_input_tokens"] = json!(written);
-            told["cache_read_input_tokens"] = json!(read);
+        if is_final && self.report == UsageReport::Details {
+            let (read, written) = (usage.cached_tokens, self.created_cache_tokens(usage));
+            input_tokens = input_tokens.saturating_sub(read + written.unwrap_or(0));
+            if let Some(written) = written {
+                told["cache_creation_input_tokens"] = json!(written);
+            }
+            if read > 0 || !self.is_sglang {
+                told["cache_read_input_tokens"] = json!(read);
+            }
         }
         told["input_tokens"] = json!(input_tokens);
         told
