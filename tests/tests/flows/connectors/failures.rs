@@ -155,6 +155,30 @@ async fn a_client_that_leaves_ends_both_legs() {
     }
 }
 
+/// Alone, each engine would wait for five minutes.
+#[tokio::test]
+async fn an_sglang_leg_whose_other_leg_hangs_ends_when_the_client_leaves() {
+    let mut trial = Trial::start(pd(KvConnector::Sglang, 1, 1)).await;
+    for (hangs, waits) in [("d0", "p0"), ("p0", "d0")] {
+        for stream in [false, true] {
+            trial.fault(hangs, FaultKind::Hang, Some(1));
+            let body = completion(&prompt(60, &format!("{hangs}{stream}")));
+            let body = if stream { streamed(&body) } else { body };
+            trial.expect("cancelled");
+            let sent = trial.cluster.http.post(COMPLETIONS, &body);
+            let alone = eventually("one leg waits for the other", async || {
+                trial.cluster.engine(waits).state().blocks_used > 0
+            });
+            tokio::select! {
+                reply = sent => panic!("answered too early: {reply:?}"),
+                () = alone => {}
+            }
+            nothing_is_left_behind(&trial).await;
+        }
+    }
+    trial.finish().await;
+}
+
 #[tokio::test]
 async fn a_leg_that_hangs_is_given_up_with_the_other() {
     for connector in CONCURRENT {
