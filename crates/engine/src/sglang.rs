@@ -18,8 +18,8 @@ pub(crate) const PATHS: ReportPaths = ReportPaths {
     metrics: "/metrics",
 };
 
-/// Reads `/server_info`: rank r publishes r ports after rank 0. An engine without a prefix cache,
-/// as a decode engine by default, opens a publisher and never uses it.
+/// Reads `/server_info`: rank r publishes, and answers replays, r ports after rank 0. An engine without
+/// a prefix cache, as a decode engine by default, opens a publisher and never uses it.
 pub(crate) fn event_sources(text: &str, host: &str) -> Result<Vec<EventSource>, SourcesError> {
     #[derive(Deserialize)]
     struct ServerInfo {
@@ -32,6 +32,7 @@ pub(crate) fn event_sources(text: &str, host: &str) -> Result<Vec<EventSource>, 
         publisher: String,
         endpoint_host: String,
         endpoint_port_base: u16,
+        replay_endpoint_port_base: Option<u16>,
         dp_size: u16,
     }
     let info: ServerInfo = serde_json::from_str(text).map_err(|_| SourcesError::Shape)?;
@@ -42,11 +43,16 @@ pub(crate) fn event_sources(text: &str, host: &str) -> Result<Vec<EventSource>, 
     if usize::from(publisher.dp_size) > RANKS_MAX {
         return Err(SourcesError::Shape);
     }
-    let source = |rank: u16| {
-        let port = publisher.endpoint_port_base.checked_add(rank).ok_or(SourcesError::Shape)?;
+    let endpoint = |first: u16, rank: u16| {
+        let port = first.checked_add(rank).ok_or(SourcesError::Shape)?;
         let bound = format!("tcp://{}:{port}", publisher.endpoint_host);
-        let events = reachable_endpoint(&bound, host).ok_or(SourcesError::Endpoint { rank })?;
-        Ok(EventSource { rank, events, replay: None })
+        reachable_endpoint(&bound, host).ok_or(SourcesError::Endpoint { rank })
+    };
+    let source = |rank: u16| {
+        let events = endpoint(publisher.endpoint_port_base, rank)?;
+        let replay = publisher.replay_endpoint_port_base;
+        let replay = replay.map(|first| endpoint(first, rank)).transpose()?;
+        Ok(EventSource { rank, events, replay })
     };
     (0..publisher.dp_size).map(source).collect()
 }

@@ -188,7 +188,8 @@ fn tell_events(worker: &Worker) {
                 model = worker.model(),
                 worker = worker.id(),
                 "KV-aware routing is off for this worker: its engine tells of no KV events; start \
-                 it with --kv-events-config, or write its kv_events down"
+                 it with --kv-events-config (a decode engine of SGLang also with \
+                 --disaggregation-decode-enable-radix-cache), or write its kv_events down"
             );
         }
     }

@@ -150,7 +150,7 @@ kinds! {
         "start the engine with `--kv-events-config` (`enable_kv_cache_events`, `publisher: zmq`) and `--enable-prefix-caching`; if it has no `/kv_event_sources`, set `kv_events`",
     /// The engine publishes no KV events.
     KvEventsOff "kv_events_off" Fault
-        "start the engine with `--kv-events-config` (`enable_kv_cache_events`, `publisher: zmq`) and `--enable-prefix-caching`",
+        "start the engine with `--kv-events-config` (`enable_kv_cache_events`, `publisher: zmq`) and `--enable-prefix-caching` (a decode engine of SGLang with `--disaggregation-decode-enable-radix-cache`), or set `kv_events: none`",
     /// The address of the KV events cannot be used.
     KvEventsUnreachable "kv_events_unreachable" Fault
         "correct `kv_events`: the address of the engine's publisher, which must be bound to all interfaces (`tcp://*:5557`) and open for the router in firewalls and network policies",

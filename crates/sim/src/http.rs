@@ -282,12 +282,17 @@ async fn models(State(app): Shared) -> Response {
 /// What SGLang says of itself; rank r publishes r ports after rank 0.
 async fn server_info(State(app): Shared) -> Response {
     let config = &app.engine.config;
-    let port = app.event_sources.first().and_then(Endpoints::events_port);
+    let first = app.event_sources.first();
+    let port = first.and_then(Endpoints::events_port);
     let publisher = port.map(|port| {
-        json!({
+        let mut publisher = json!({
             "publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": port,
             "topic": app.topic(), "block_size": config.block_size, "dp_size": app.ranks.len(),
-        })
+        });
+        if let Some(port) = first.and_then(Endpoints::replay_port) {
+            publisher["replay_endpoint_port_base"] = port.into();
+        }
+        publisher
     });
     let info = json!({
         "version": config.version, "page_size": config.block_size,

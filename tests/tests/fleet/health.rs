@@ -79,6 +79,23 @@ async fn an_sglang_engine_says_its_load_its_pages_and_where_it_publishes() {
 }
 
 #[tokio::test]
+async fn a_worker_whose_engine_publishes_nothing_has_no_part_in_kv_routing() {
+    let connector = KvConnector::Sglang;
+    let trial = Trial::start(Spec { connector, ..Spec::default() }).await;
+    let config = SimConfig { role: Role::Decode, connector, ..SimConfig::default() };
+    let silent = SimConfig { kv_events_port: None, ..config.clone() };
+    let _quiet = join_as(&trial, "quiet", silent).await;
+    let _heard = join_as(&trial, "heard", config).await;
+    eventually("the router knows which of them publishes", async || {
+        let (quiet, heard) = (worker(&trial, "quiet").await, worker(&trial, "heard").await);
+        quiet["index_synced"] == true
+            && (&quiet["kv_events"], &quiet["kv_routing"]) == (&Value::Null, &false.into())
+            && heard["kv_routing"] == true
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn workers_are_asked_in_the_ways_of_the_engine_that_a_reload_names() {
     let connector = KvConnector::Sglang;
     let model = "engine: vllm".into();

@@ -58,6 +58,13 @@ fn an_sglang_engine_says_its_version_model_and_publisher() {
     assert_eq!(places(&info), [(0, "tcp://10.0.0.1:30000".to_owned())]);
     let ranks = info.replace(r#""dp_size": 1"#, r#""dp_size": 2"#);
     assert_eq!(places(&ranks)[1], (1, "tcp://10.0.0.1:30001".to_owned()));
+    // As of an engine that was started with a `replay_endpoint`.
+    let replayed =
+        ranks.replace(r#""topic": "","#, r#""topic": "", "replay_endpoint_port_base": 30010,"#);
+    let sources = Sglang.event_sources(&replayed, "h").unwrap();
+    let replays: Vec<_> =
+        sources.iter().map(|one| one.replay.as_ref().unwrap().to_string()).collect();
+    assert_eq!(replays, ["tcp://h:30010", "tcp://h:30011"]);
     assert_eq!(places(&text("decode_server_info.json")), [], "it has no prefix cache");
     assert_eq!(places("{}"), []);
     let beyond = ranks.replace("30000", "65535");

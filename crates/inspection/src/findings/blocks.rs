@@ -1,6 +1,7 @@
 //! The worker's KV blocks: their size, and the events about them.
 
 use splitrail_config::BlockSize;
+use splitrail_config::model::Role;
 use splitrail_engine::identity::EventSource;
 
 use super::list::{Findings, needs_events};
@@ -32,6 +33,10 @@ pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
 fn unknown(found: &mut Findings<'_>, worker: &WorkerFacts) {
     if worker.engine.sources == SourcesFact::NotTcp {
         return found.add(FindingKind::KvEventsOff, NOT_TCP.to_owned());
+    }
+    if !found.model.connector.serves_alone() && worker.config.role == Role::Decode {
+        // Without a flag, a decode engine of SGLang's pairs has no prefix cache.
+        return;
     }
     let what = "the engine tells of no KV events: the router does not know what this worker holds";
     found.add(FindingKind::KvEventsUnused, what.to_owned());

@@ -499,6 +499,17 @@ fn without_a_tokenizer_kv_events_are_not_missed() {
 }
 
 #[test]
+fn kv_events_of_a_decode_engine_that_has_no_cache_are_not_missed() {
+    let mut facts = worker("d0", "decode");
+    facts.config.kv_events = None;
+    facts.config.kv_replay = None;
+    facts.engine.sources = SourcesFact::None;
+    facts.fetched = Vec::new();
+    let sglang = model(&json!({"connector": "sglang", "on_no_prefill": "fail"}));
+    assert_eq!(found(&sglang, vec![facts]), []);
+}
+
+#[test]
 fn the_template_is_not_blamed_for_another_vocabulary() {
     let mut facts = worker("p0", "prefill");
     facts.text_tokens = differ(Difference::Other);

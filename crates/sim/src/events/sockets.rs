@@ -24,6 +24,11 @@ impl Endpoints {
     pub(crate) fn events_port(&self) -> Option<u16> {
         port_of(self.events.as_deref()?)
     }
+
+    /// The port of the rank's replays.
+    pub(crate) fn replay_port(&self) -> Option<u16> {
+        port_of(self.replay.as_deref()?)
+    }
 }
 
 /// The sockets of one rank's KV events, bound before the engine starts.
