@@ -73,6 +73,7 @@ LAST = (
     "test_hybrid.py",
     "test_mooncake.py",
     "test_push.py",
+    "test_sglang.py",
     "test_shared_storage.py",
     "test_shims.py",
     "bidirectional",

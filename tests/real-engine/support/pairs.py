@@ -39,13 +39,13 @@ class Pair:
         self._run("again", *engines)
 
     @contextlib.contextmanager
-    def frozen(self, engine):
-        """Stops all processes of an engine for as long as the body runs."""
-        self._run("freeze", engine)
+    def frozen(self, *engines):
+        """Stops all processes of engines for as long as the body runs."""
+        self._run("freeze", *engines)
         try:
             yield
         finally:
-            self._run("thaw", engine)
+            self._run("thaw", *engines)
 
     def _run(self, command, *engines):
         ports = [str(engine.port) for engine in engines]
