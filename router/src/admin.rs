@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::DefaultBodyLimit;
+use axum::extract::{DefaultBodyLimit, State};
 use axum::middleware::from_fn;
 use axum::response::Response;
 use axum::routing::{delete, get, post};
@@ -46,9 +46,12 @@ const METRICS: &str = "/metrics";
 
 /// The routes of the listener for metrics, which may be public.
 pub fn metrics_routes(core: Arc<Core>) -> Router {
+    let probed = Arc::clone(&core);
     Router::new()
         .route(METRICS, get(metrics::public))
         .route("/health", get(health))
+        // Probes of kubelets have no certificate, which the listener of clients may require.
+        .route("/ready", get(move || ready(State(Arc::clone(&probed)))))
         .fallback(async || reply_error(Error::new(ErrorKind::UnknownPath, "there is no such path")))
         .method_not_allowed_fallback(no_such_method)
         .layer(DefaultBodyLimit::max(0))

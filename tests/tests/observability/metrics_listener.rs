@@ -15,16 +15,17 @@ async fn listening(more: &str) -> (Cluster, Client) {
 }
 
 #[tokio::test]
-async fn the_metrics_listener_serves_metrics_and_health_and_nothing_else() {
+async fn the_metrics_listener_serves_metrics_and_probes_and_nothing_else() {
     let (cluster, metrics) = listening("").await;
     assert_eq!(metrics.get("/health").await.status, 200);
+    assert_eq!(metrics.get("/ready").await.status, 200);
     let text = metrics.get("/metrics").await.text();
     assert!(text.contains("\nsplitrail_build_info{"), "{text}");
     let of_process = ["cpu_seconds_total", "resident_memory_bytes", "open_fds", "max_fds"];
     for name in of_process {
         assert!(text.contains(&format!("\nprocess_{name} ")), "{name}");
     }
-    for path in ["/", "/ready", "/admin/workers", "/admin/config", "/v1/models"] {
+    for path in ["/", "/admin/workers", "/admin/config", "/v1/models"] {
         assert_eq!(metrics.get(path).await.status, 404, "{path}");
     }
     for path in ["/admin/reload", "/admin/workers", "/v1/chat/completions"] {

@@ -43,7 +43,7 @@ pub struct Listen {
     pub admin_hosts: Vec<String>,
     /// Who may use the admin listener.
     pub admin_access: AdminAccess,
-    /// Serves `/metrics` and `/health` alone, without a credential. It may be public: names of
+    /// Serves `/metrics`, `/health` and `/ready` alone, without a credential. It may be public: names of
     /// models, workers and tenants, no content.
     pub metrics: Option<Listener>,
 }
