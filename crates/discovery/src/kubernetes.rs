@@ -3,11 +3,12 @@
 //! Pods are listed, then watched from the version of the list. A watch that ends or fails is
 //! resumed at its last version. If the API server no longer has this version (410 Gone), the pods
 //! are listed again, and pods that are missing from the list have left. Until then the known pods
-//! stay.
+//! stay. With an InferencePool, the pool is watched in the same way, and says which pods count.
 
+use std::ops::ControlFlow;
 use std::time::Duration;
 
-use futures_util::StreamExt;
+use futures_util::stream::{BoxStream, StreamExt, pending};
 use k8s_openapi::api::core::v1::Pod;
 use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -16,9 +17,11 @@ use kube::{Api, Client};
 use tokio::sync::mpsc::Sender;
 use tower::limit::RateLimitLayer;
 
+mod inference_pool;
 mod pods;
 
 use super::{FoundWorkers, Tally};
+use inference_pool::{InferencePool, Selection, WatchedPool};
 use pods::Pods;
 use splitrail_config::model::{Discovery, KubernetesDiscovery};
 use splitrail_settings::log_throttle::LogThrottle;
@@ -68,6 +71,9 @@ struct PodFollower {
     log: LogThrottle,
 }
 
+/// The workers if they have changed, or that nothing is watched any more.
+type Step = ControlFlow<WatchEnd, Option<FoundWorkers>>;
+
 /// Why a watch has ended.
 enum WatchEnd {
     /// The receiver is gone.
@@ -76,18 +82,75 @@ enum WatchEnd {
     Relist,
 }
 
+type Events<K> = BoxStream<'static, watcher::Result<watcher::Event<K>>>;
+
+/// What is being watched.
+struct Watches {
+    client: Client,
+    namespace: String,
+    pool: WatchedPool,
+    pool_events: Events<InferencePool>,
+    selection: Option<Selection>,
+    pod_events: Events<Pod>,
+}
+
+impl Watches {
+    fn new(client: Client, namespace: Option<&str>) -> Self {
+        let namespace = namespace.unwrap_or_else(|| client.default_namespace()).to_owned();
+        Self {
+            client,
+            namespace,
+            pool: WatchedPool::default(),
+            pool_events: pending().boxed(),
+            selection: None,
+            pod_events: pending().boxed(),
+        }
+    }
+
+    fn watch_pool(&mut self, name: &str) {
+        let (client, resource) = (self.client.clone(), inference_pool::resource());
+        let api = Api::namespaced_with(client, &self.namespace, &resource);
+        let watched = watcher::Config::default().fields(&format!("metadata.name={name}"));
+        self.pool_events = watcher(api, watched.timeout(WATCH_S)).default_backoff().boxed();
+    }
+
+    /// Watches the pods of `selection`, from their list on, unless they are watched already.
+    fn watch_pods(&mut self, selection: Option<Selection>) {
+        if self.selection == selection {
+            return;
+        }
+        self.pod_events = match &selection {
+            Some(Selection { selector, .. }) => {
+                let api = Api::namespaced(self.client.clone(), &self.namespace);
+                let watched = watcher::Config::default().labels(selector).timeout(WATCH_S);
+                watcher(api, watched).default_backoff().boxed()
+            }
+            None => pending().boxed(),
+        };
+        self.selection = selection;
+    }
+}
+
 impl PodFollower {
     async fn watch(&mut self, client: Client) -> WatchEnd {
-        let api: Api<Pod> = match &self.config.namespace {
-            Some(namespace) => Api::namespaced(client, namespace),
-            None => Api::default_namespaced(client),
-        };
-        let watched = watcher::Config::default().labels(&self.config.selector).timeout(WATCH_S);
-        let mut events = std::pin::pin!(watcher(api, watched).default_backoff());
-        while let Some(event) = events.next().await {
-            match event {
-                Ok(event) => {
-                    let Some(found) = self.pods.take(event) else { continue };
+        let mut watches = Watches::new(client, self.config.namespace.as_deref());
+        let config = &self.config;
+        if let Some(name) = &config.inference_pool {
+            watches.watch_pool(name);
+        } else if let (Some(selector), Some(port)) = (&config.selector, &config.port) {
+            let selection = Selection { selector: selector.clone(), ports: vec![port.clone()] };
+            self.pods.set_ports(&selection);
+            watches.watch_pods(Some(selection));
+        }
+        loop {
+            let found = tokio::select! {
+                Some(event) = watches.pool_events.next() => self.pool_event(&mut watches, event),
+                Some(event) = watches.pod_events.next() => self.pod_event(event),
+                else => return WatchEnd::Relist,
+            };
+            match found {
+                ControlFlow::Continue(None) => {}
+                ControlFlow::Continue(Some(found)) => {
                     let workers = found.workers.len();
                     tracing::info!(source = self.source, workers, "found in Kubernetes");
                     self.tally.found(workers);
@@ -95,19 +158,59 @@ impl PodFollower {
                         return WatchEnd::ReceiverGone;
                     }
                 }
-                Err(error) => {
-                    self.fault("the pods cannot be watched", &error);
-                    // As an event of the watch, 410 makes the watcher list the pods again; as a
-                    // reply to the request, the watcher would retry forever.
-                    if let watcher::Error::WatchStartFailed(kube::Error::Api(status)) = &error
-                        && status.code == 410
-                    {
-                        return WatchEnd::Relist;
-                    }
-                }
+                ControlFlow::Break(end) => return end,
             }
         }
-        WatchEnd::Relist
+    }
+
+    fn pod_event(&mut self, event: watcher::Result<watcher::Event<Pod>>) -> Step {
+        let event = self.received(event, "the pods cannot be watched")?;
+        ControlFlow::Continue(event.and_then(|event| self.pods.take(event)))
+    }
+
+    fn pool_event(
+        &mut self,
+        watches: &mut Watches,
+        event: watcher::Result<watcher::Event<InferencePool>>,
+    ) -> Step {
+        let event = self.received(event, "the InferencePool cannot be watched")?;
+        let Some(pool) = event.and_then(|event| watches.pool.take(event)) else {
+            return ControlFlow::Continue(None);
+        };
+        let selection = match &pool {
+            Some(pool) => inference_pool::selection(&pool.spec),
+            None => Err("it does not exist"),
+        };
+        let found = match &selection {
+            Ok(selection) => {
+                self.pods.set_ports(selection);
+                None
+            }
+            Err(why) => {
+                let source = &self.source;
+                tracing::warn!(source, "the InferencePool has no workers: {why}");
+                self.pods.clear()
+            }
+        };
+        watches.watch_pods(selection.ok());
+        ControlFlow::Continue(found)
+    }
+
+    /// The event, unless it is an error, which is logged.
+    fn received<E>(
+        &self,
+        event: watcher::Result<E>,
+        failure: &str,
+    ) -> ControlFlow<WatchEnd, Option<E>> {
+        let error = match event {
+            Ok(event) => return ControlFlow::Continue(Some(event)),
+            Err(error) => error,
+        };
+        self.fault(failure, &error);
+        if needs_relist(&error) {
+            return ControlFlow::Break(WatchEnd::Relist);
+        }
+        ControlFlow::Continue(None)
     }
 
     fn fault(&self, what: &str, error: &dyn std::error::Error) {
@@ -126,6 +229,12 @@ impl PodFollower {
     }
 }
 
+/// Whether the watcher would retry an error forever. As an event of the watch, 410 makes the watcher
+/// list the objects again, but not as a reply to the request.
+fn needs_relist(error: &watcher::Error) -> bool {
+    matches!(error, watcher::Error::WatchStartFailed(kube::Error::Api(status)) if status.code == 410)
+}
+
 /// A client for the API server, from the service account or a kubeconfig file.
 async fn client(
     config: &KubernetesDiscovery,
@@ -142,4 +251,24 @@ async fn client(
     way.reset_reader_on_write = true;
     let rate = RateLimitLayer::new(RATE_REQUESTS, RATE_PERIOD);
     Ok(ClientBuilder::try_from(way)?.with_layer(&rate).build())
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::Status;
+
+    use super::*;
+
+    #[test]
+    fn only_a_refused_version_needs_a_new_list() {
+        let refused = |code| {
+            let status = Status { code, ..Status::default() };
+            watcher::Error::WatchStartFailed(kube::Error::Api(Box::new(status)))
+        };
+        assert!(needs_relist(&refused(410)));
+        assert!([403, 404, 429, 500].into_iter().all(|code| !needs_relist(&refused(code))));
+        // The watcher itself lists again after this one.
+        let in_stream = Status { code: 410, ..Status::default() };
+        assert!(!needs_relist(&watcher::Error::WatchError(Box::new(in_stream))));
+    }
 }

@@ -36,7 +36,11 @@ impl Discovery {
                 let cluster = pods.context.as_ref().map(|name| format!("{name}@"));
                 let cluster = cluster.unwrap_or_default();
                 let namespace = pods.namespace.as_deref().unwrap_or_default();
-                format!("kubernetes:{cluster}{namespace}/{}:{}", pods.selector, pods.port)
+                let pods = match (&pods.inference_pool, &pods.selector, &pods.port) {
+                    (None, Some(selector), Some(port)) => format!("{selector}:{port}"),
+                    (pool, ..) => format!("InferencePool/{}", pool.as_deref().unwrap_or_default()),
+                };
+                format!("kubernetes:{cluster}{namespace}/{pods}")
             }
         }
     }
@@ -142,9 +146,15 @@ pub struct KubernetesDiscovery {
     #[serde(default)]
     #[schemars(length(min = 1, max = 63), regex(pattern = r"^[a-z0-9-]+$"))]
     pub namespace: Option<String>,
-    /// A label selector: `app=vllm,model in (a, b)`.
+    /// A label selector: `app=vllm,model in (a, b)`. Required without `inference_pool`.
+    #[serde(default)]
     #[schemars(length(min = 1, max = 1024))]
-    pub selector: String,
+    pub selector: Option<String>,
+    /// The name of an InferencePool (`inference.networking.k8s.io/v1`), which has the labels of the
+    /// pods and their ports. If it has several ports, each is a worker.
+    #[serde(default)]
+    #[schemars(length(min = 1, max = 253))]
+    pub inference_pool: Option<String>,
     /// The role of all pods. Default: by `role_label`.
     #[serde(default)]
     pub role: Option<Role>,
@@ -152,17 +162,20 @@ pub struct KubernetesDiscovery {
     #[serde(default)]
     #[schemars(length(min = 1, max = 317))]
     pub role_label: Option<String>,
-    /// The engines' HTTP port: a number, or a container port's name.
-    pub port: PodPort,
+    /// The engines' HTTP port: a number, or a container port's name. Required without
+    /// `inference_pool`.
+    #[serde(default)]
+    pub port: Option<PodPort>,
     /// The scheme of the engines' URLs. `https` usually needs `engine_tls.server_name`.
     #[serde(default)]
     pub scheme: UrlScheme,
     /// The port of KV events. The annotation `splitrail.io/kv-events-port` takes precedence.
-    /// Default: engines are asked.
+    /// Default: engines are asked. The worker of an InferencePool's second port has the next port,
+    /// and so on.
     #[serde(default)]
     pub kv_events_port: Option<PodPort>,
-    /// The port of replays of KV events. The annotation `splitrail.io/kv-replay-port` takes
-    /// precedence.
+    /// The port of replays of KV events, for each worker as `kv_events_port`. The annotation
+    /// `splitrail.io/kv-replay-port` takes precedence.
     #[serde(default)]
     pub kv_replay_port: Option<PodPort>,
     /// The bootstrap port of prefill workers, for `mooncake` and `sglang`. The annotation

@@ -102,7 +102,32 @@ fn dns(node: &Node, path: &str, report: &mut ProblemReport) {
     }
 }
 
+/// Checks that a source says which pods it finds: by a selector and a port, or by a pool.
+fn pods(node: &Node, path: &str, report: &mut ProblemReport) {
+    let pool = given(node, "inference_pool");
+    for key in ["selector", "port"] {
+        match (pool, given(node, key)) {
+            (Some(_), Some(other)) => {
+                let message = format!("`{path}.{key}` is of no use beside `inference_pool`");
+                report.error(other.at, message, "the pool has the labels and the ports: delete it");
+            }
+            (None, None) => {
+                let hint = "with `inference_pool`, the pool has the labels and the ports";
+                report.error(node.at, format!("`{path}` has no `{key}`"), hint);
+            }
+            _ => {}
+        }
+    }
+    if let Some((name, at)) = pool.and_then(|pool| Some((pool.text()?, pool.at)))
+        && !name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(c))
+    {
+        let message = format!("`{path}.inference_pool` \"{}\" is not a name", shown(name));
+        report.error(at, message, "as `kubectl get inferencepools` shows it: only its name");
+    }
+}
+
 fn kubernetes(node: &Node, path: &str, base_dir: &Path, report: &mut ProblemReport) {
+    pods(node, path, report);
     if let Some((selector, at)) =
         node.get("selector").and_then(|node| Some((node.text()?, node.at)))
         && !selector.is_empty()

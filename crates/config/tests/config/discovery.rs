@@ -44,7 +44,8 @@ fn sources_may_take_the_place_of_workers_or_join_them() {
         (dns.refresh_interval, dns.empty_grace),
         (Duration::from_secs(10), Duration::from_secs(300))
     );
-    assert_eq!((&pods.port, &pods.kv_events_port), (&PodPort::Name("http".into()), &None));
+    assert_eq!(pods.port, Some(PodPort::Name("http".into())));
+    assert_eq!(pods.kv_events_port, None);
     accepted(&found_by(&all, "    workers: []\n"));
     accepted(&found_by(&all, "    workers: [{ id: w, role: both, url: 'http://w:1' }]\n"));
     let ports = format!("[{{ {PODS}, kv_events_port: 5557, kv_replay_port: kv-replay }}]");
@@ -121,6 +122,23 @@ fn selectors_labels_and_ports_have_kubernetes_forms() {
     let config = accepted(&found_by(&pods("http", "http, kubeconfig: engine.key"), ""));
     let Discovery::Kubernetes(found) = &config.models[0].discovery[0] else { panic!() };
     assert!(found.kubeconfig.as_ref().unwrap().starts_with(crate::support::folder()));
+}
+
+#[test]
+fn pods_are_named_by_a_selector_and_a_port_or_by_a_pool() {
+    accepted(&found_by("[{ kind: kubernetes, inference_pool: qwen3.8b }]", ""));
+    refused("[{ kind: kubernetes, selector: a }]", "`models[0].discovery[0]` has no `port`");
+    refused("[{ kind: kubernetes, port: 1 }]", "`models[0].discovery[0]` has no `selector`");
+    let with = |key: &str| format!("[{{ kind: kubernetes, inference_pool: a, {key} }}]");
+    refused(&with("selector: a"), "selector` is of no use beside `inference_pool`");
+    refused(&with("port: 1"), "port` is of no use beside `inference_pool`");
+    refused(
+        "[{ kind: kubernetes, inference_pool: ns/a }]",
+        "inference_pool` \"ns/a\" is not a name",
+    );
+    let twice = "{ kind: kubernetes, inference_pool: a }";
+    refused(&format!("[{twice}, {twice}]"), "finds the same workers");
+    accepted(&found_by(&format!("[{twice}, {}]", twice.replace(": a", ": b")), ""));
 }
 
 #[test]

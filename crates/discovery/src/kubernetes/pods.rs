@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use kube::ResourceExt;
 use kube::runtime::watcher::Event;
 
+use super::inference_pool::Selection;
 use crate::{FoundWorkers, WORKERS_MAX, address, bounded};
 use splitrail_config::PodPort;
 use splitrail_config::model::{KubernetesDiscovery, Role, WorkerConfig};
@@ -29,6 +30,8 @@ const PODS_MAX: usize = 4 * WORKERS_MAX;
 pub(super) struct Pods {
     source: String,
     config: KubernetesDiscovery,
+    /// The HTTP ports of each pod, each of which is a worker.
+    ports: Vec<PodPort>,
     /// The pods by name, which is unique within a namespace.
     seen: BTreeMap<String, SeenPod>,
     /// A list that is still being received.
@@ -39,7 +42,7 @@ pub(super) struct Pods {
 
 struct SeenPod {
     uid: Option<String>,
-    result: Result<WorkerConfig, UnfitReason>,
+    result: Result<Vec<WorkerConfig>, UnfitReason>,
 }
 
 /// Why a pod is not a worker at present.
@@ -84,7 +87,26 @@ impl fmt::Display for UnfitReason {
 
 impl Pods {
     pub(super) fn new(source: String, config: KubernetesDiscovery) -> Self {
-        Self { source, config, seen: BTreeMap::new(), listed: None, reported: None }
+        Self {
+            source,
+            config,
+            ports: Vec::new(),
+            seen: BTreeMap::new(),
+            listed: None,
+            reported: None,
+        }
+    }
+
+    /// Says at which ports pods serve. Takes effect with the next list of pods.
+    pub(super) fn set_ports(&mut self, selection: &Selection) {
+        self.ports.clone_from(&selection.ports);
+    }
+
+    /// Forgets all pods, because nothing selects any. Returns the workers as [`Self::take`] does.
+    pub(super) fn clear(&mut self) -> Option<FoundWorkers> {
+        self.seen.clear();
+        self.listed = None;
+        self.report()
     }
 
     /// Takes an event. Returns all workers if they are to be reported: after the first list, and
@@ -116,8 +138,13 @@ impl Pods {
                 }
             }
         }
+        self.report()
+    }
+
+    /// All workers if they have changed.
+    fn report(&mut self) -> Option<FoundWorkers> {
         let fit = self.seen.values().filter_map(|seen| seen.result.as_ref().ok());
-        let mut workers: Vec<_> = fit.cloned().collect();
+        let mut workers: Vec<_> = fit.flatten().cloned().collect();
         workers.sort_by(|left, right| left.id.cmp(&right.id));
         let workers = bounded(&self.source, workers);
         if self.reported.as_ref() == Some(&workers) {
@@ -133,7 +160,7 @@ impl Pods {
             tracing::error!(source = self.source, pod = name, "too many pods: this one is ignored");
             return;
         }
-        let result = worker(&self.config, pod);
+        let result = workers(&self.config, &self.ports, pod);
         let before = self.seen.get(&name).map(|seen| &seen.result);
         if let Err(unfit) = &result
             && before != Some(&result)
@@ -149,8 +176,12 @@ impl Pods {
     }
 }
 
-/// The worker that runs in a pod, or why there is none.
-fn worker(config: &KubernetesDiscovery, pod: &Pod) -> Result<WorkerConfig, UnfitReason> {
+/// The workers that run in a pod, one at each of `ports`, or why there are none.
+fn workers(
+    config: &KubernetesDiscovery,
+    ports: &[PodPort],
+    pod: &Pod,
+) -> Result<Vec<WorkerConfig>, UnfitReason> {
     if pod.metadata.deletion_timestamp.is_some() {
         return Err(UnfitReason::Leaving);
     }
@@ -163,7 +194,8 @@ fn worker(config: &KubernetesDiscovery, pod: &Pod) -> Result<WorkerConfig, Unfit
         return Err(UnfitReason::NotReady);
     }
     let role = role(config, pod)?;
-    let port = number(pod, &config.port)?;
+    let ports = ports.iter().map(|port| number(pod, port));
+    let ports: Vec<u16> = ports.collect::<Result<_, _>>()?;
     let kv_events = optional(pod, KV_EVENTS, config.kv_events_port.as_ref())?;
     // Without events there is nothing to replay.
     let kv_replay = match kv_events {
@@ -175,31 +207,44 @@ fn worker(config: &KubernetesDiscovery, pod: &Pod) -> Result<WorkerConfig, Unfit
         Role::Prefill | Role::Both => optional(pod, BOOTSTRAP, config.bootstrap_port.as_ref())?,
     };
     let at = |scheme, port: Option<u16>| port.map(|port| address(scheme, ip, port));
-    Ok(WorkerConfig {
-        id: id(pod),
-        role,
-        url: address(config.scheme.name(), ip, port),
-        kv_events: at("tcp", kv_events),
-        kv_replay: at("tcp", kv_replay),
-        bootstrap: at("http", bootstrap),
-        shim: config.shim,
-        supports_cache_hit_threshold: config.supports_cache_hit_threshold,
-        costs: None,
-        data_parallel_ranks: None,
-        takes_rank_header: None,
-    })
+    let worker = |(rank, port): (u16, u16)| {
+        Ok(WorkerConfig {
+            id: id(pod, (ports.len() > 1).then_some(port)),
+            role,
+            url: address(config.scheme.name(), ip, port),
+            kv_events: at("tcp", of_rank(kv_events, rank)?),
+            kv_replay: at("tcp", of_rank(kv_replay, rank)?),
+            bootstrap: at("http", bootstrap),
+            shim: config.shim,
+            supports_cache_hit_threshold: config.supports_cache_hit_threshold,
+            costs: None,
+            data_parallel_ranks: None,
+            takes_rank_header: None,
+        })
+    };
+    (0..).zip(ports.iter().copied()).map(worker).collect()
 }
 
-/// The pod's name; if that is too long, its beginning and the pod's uid.
-fn id(pod: &Pod) -> String {
+/// The port of a rank's KV events or replays, of which rank r publishes r ports further.
+fn of_rank(first: Option<u16>, rank: u16) -> Result<Option<u16>, UnfitReason> {
+    let Some(first) = first else { return Ok(None) };
+    let port = first.checked_add(rank);
+    port.map(Some).ok_or_else(|| UnfitReason::NoPort(format!("{first}+{rank}")))
+}
+
+/// The pod's name, and the port if the pod has several workers; if that is too long, the
+/// beginning of the name with the pod's uid.
+fn id(pod: &Pod, port: Option<u16>) -> String {
     let name = pod.name_any();
-    if name.len() <= ID_MAX {
-        return name;
+    let port = port.map(|port| format!("-{port}")).unwrap_or_default();
+    if name.len() + port.len() <= ID_MAX {
+        return name + &port;
     }
     let uid = pod.metadata.uid.clone().unwrap_or_default();
-    let room = ID_MAX.saturating_sub(uid.len() + 1);
+    let room = ID_MAX.saturating_sub(uid.len() + 1 + port.len());
     let start: String = name.chars().take(room).collect();
-    format!("{start}-{uid}").chars().take(ID_MAX).collect()
+    let uid: String = uid.chars().take(ID_MAX - 1 - port.len()).collect();
+    format!("{start}-{uid}{port}")
 }
 
 fn role(config: &KubernetesDiscovery, pod: &Pod) -> Result<Role, UnfitReason> {
@@ -209,7 +254,10 @@ fn role(config: &KubernetesDiscovery, pod: &Pod) -> Result<Role, UnfitReason> {
     let label = config.role_label.as_deref().unwrap_or(KubernetesDiscovery::ROLE_LABEL);
     let said = pod.labels().get(label).ok_or(UnfitReason::NoRole)?;
     let mut roles = [Role::Prefill, Role::Decode, Role::Both].into_iter();
-    roles.find(|role| role.name() == said).ok_or(UnfitReason::UnknownRole)
+    let role = roles.find(|role| role.name() == said);
+    // llm-d's name of the role (docs/architecture.md of llm-d-router).
+    let role = role.or_else(|| (said == "prefill-decode").then_some(Role::Both));
+    role.ok_or(UnfitReason::UnknownRole)
 }
 
 /// The port in the pod's annotation, or otherwise in the configuration; `None` if neither has one.

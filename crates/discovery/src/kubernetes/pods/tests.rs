@@ -14,6 +14,12 @@ fn config(change: Value) -> KubernetesDiscovery {
     serde_json::from_value(config).unwrap()
 }
 
+/// The only worker of a pod with one port.
+fn worker(config: &KubernetesDiscovery, pod: &Pod) -> Result<WorkerConfig, UnfitReason> {
+    let ports = [config.port.clone().unwrap()];
+    workers(config, &ports, pod).map(|mut workers| workers.remove(0))
+}
+
 /// A pod of the list, with the values at these paths replaced.
 fn pod(index: usize, changes: &[(&str, Value)]) -> Pod {
     let mut pods: Value = serde_json::from_str(PODS).unwrap();
@@ -100,16 +106,40 @@ fn the_role_is_that_of_the_configuration_or_of_the_label_that_it_names() {
     assert_eq!(worker(&label, &pod(0, &[])).unwrap_err(), UnfitReason::UnknownRole);
     let app = pod(0, &[("/metadata/labels/app", json!("decode"))]);
     assert_eq!(worker(&label, &app).unwrap().role, Role::Decode);
+    let both = pod(0, &[("/metadata/labels/app", json!("prefill-decode"))]);
+    assert_eq!(worker(&label, &both).unwrap().role, Role::Both);
 }
 
 #[test]
 fn a_name_that_is_too_long_for_an_id_is_cut_and_stays_apart_from_others() {
     let id = |uid: &str| {
         let name = ("/metadata/name", json!("n".repeat(253)));
-        id(&pod(0, &[name, ("/metadata/uid", json!(uid))]))
+        let pod = pod(0, &[name, ("/metadata/uid", json!(uid))]);
+        [None, Some(1), Some(65_535)].map(|port| id(&pod, port))
     };
-    let (one, other) = (id("5f0a0c3e-1"), id("5f0a0c3e-2"));
-    assert_eq!((one.len(), one == other), (ID_MAX, false));
+    let ids = [id("5f0a0c3e-1"), id("5f0a0c3e-2"), id(&"u".repeat(200))].concat();
+    assert!(ids.iter().all(|id| id.len() == ID_MAX), "{ids:?}");
+    assert_eq!(ids.iter().collect::<std::collections::BTreeSet<_>>().len(), ids.len());
+}
+
+#[test]
+fn each_port_of_a_pod_is_a_worker_and_its_events_are_as_many_ports_further() {
+    let ports = [PodPort::Number(8000), PodPort::Number(8010)];
+    let found = workers(&config(json!({})), &ports, &pod(0, &[])).unwrap();
+    let told: Vec<_> = found
+        .iter()
+        .map(|worker| (&*worker.id, &*worker.url, worker.kv_events.as_deref().unwrap()))
+        .collect();
+    assert_eq!(
+        told,
+        [
+            ("prefill-0-8000", "http://10.42.0.17:8000", "tcp://10.42.0.17:5557"),
+            ("prefill-0-8010", "http://10.42.0.17:8010", "tcp://10.42.0.17:5558"),
+        ]
+    );
+    let last = pod(0, &[(EVENTS, json!("65535"))]);
+    let unfit = workers(&config(json!({})), &ports, &last).unwrap_err();
+    assert_eq!(unfit, UnfitReason::NoPort("65535+1".to_owned()));
 }
 
 fn names(found: Option<FoundWorkers>) -> Option<Vec<String>> {
@@ -124,8 +154,15 @@ fn listed(pods: &mut Pods, list: Vec<Pod>) -> Option<Vec<String>> {
     names(pods.take(Event::InitDone))
 }
 
-fn two() -> Pods {
+fn nobody() -> Pods {
     let mut pods = Pods::new("s".to_owned(), config(json!({})));
+    let ports = vec![PodPort::Name("http".to_owned())];
+    pods.set_ports(&Selection { selector: "app=vllm".to_owned(), ports });
+    pods
+}
+
+fn two() -> Pods {
+    let mut pods = nobody();
     let told = listed(&mut pods, vec![pod(0, &[]), pod(1, &[])]);
     assert_eq!(told.unwrap(), ["decode-0", "prefill-0"]);
     pods
@@ -139,7 +176,7 @@ fn a_list_is_reported_as_a_whole_and_missing_pods_have_left() {
     assert!(listed(&mut pods, Vec::new()).unwrap().is_empty());
     assert_eq!(listed(&mut pods, Vec::new()), None);
     // A cluster without matching pods is reported once.
-    let mut nobody = Pods::new("s".to_owned(), config(json!({})));
+    let mut nobody = nobody();
     assert!(listed(&mut nobody, Vec::new()).unwrap().is_empty());
 }
 
@@ -149,6 +186,14 @@ fn a_list_that_breaks_off_changes_nothing() {
     assert_eq!(pods.take(Event::Init), None);
     assert_eq!(pods.take(Event::InitApply(pod(1, &[]))), None);
     assert_eq!(listed(&mut pods, vec![pod(0, &[]), pod(1, &[])]), None);
+}
+
+#[test]
+fn without_a_selection_there_are_no_workers_and_that_is_reported_once() {
+    let mut pods = two();
+    assert!(names(pods.clear()).unwrap().is_empty());
+    assert_eq!(pods.clear(), None);
+    assert_eq!(listed(&mut pods, vec![pod(0, &[])]).unwrap(), ["prefill-0"]);
 }
 
 #[test]
