@@ -1,9 +1,10 @@
 {{/* The name of all resources of the routers. */}}
 {{- define "splitrail.name" -}}
-{{- if contains .Chart.Name .Release.Name -}}
+{{- $name := .Values.nameOverride | default .Chart.Name -}}
+{{- if contains $name .Release.Name -}}
 {{- .Release.Name | trunc 40 | trimSuffix "-" -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 40 | trimSuffix "-" -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
 {{- end -}}
 
@@ -121,15 +122,48 @@ preStop:
 {{- end -}}
 {{- end -}}
 
+{{/* Not empty if an InferencePool says which pods those are. */}}
+{{- define "splitrail.watchesPools" -}}
+{{- range .Values.router.config.models -}}
+{{- range .discovery -}}
+{{- if .inference_pool -}}yes{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Not empty if shims attach: those of the pools, or others that the configuration lets in. */}}
 {{- define "splitrail.hasFleet" -}}
 {{- if or .Values.engines.pools (hasKey .Values.router.config "fleet") -}}yes{{- end -}}
 {{- end -}}
 
-{{/* The scheme of the listener of clients, for probes. */}}
+{{/*
+A probe of the listener for metrics, which needs no client certificate. It takes a dict with `root`,
+`path`, and `of`, the values of the probe, which may replace what is asked.
+*/}}
+{{- define "splitrail.probe" -}}
+{{- $scheme := include "splitrail.scheme" (dict "root" .root "listener" "metrics") -}}
+{{- $get := dict "path" .path "port" "metrics" "scheme" $scheme -}}
+{{- $asks := or (hasKey .of "exec") (hasKey .of "grpc") (hasKey .of "tcpSocket") -}}
+{{- toYaml (ternary .of (merge (dict) .of (dict "httpGet" $get)) $asks) -}}
+{{- end -}}
+
+{{/* The scheme of a listener. It takes a dict with `root` and `listener`. */}}
 {{- define "splitrail.scheme" -}}
-{{- $http := dig "listen" "http" "" .Values.router.config -}}
-{{- if and (kindIs "map" $http) (hasKey $http "tls") -}}HTTPS{{- else -}}HTTP{{- end -}}
+{{- $of := dig "listen" .listener "" .root.Values.router.config -}}
+{{- if and (kindIs "map" $of) (hasKey $of "tls") -}}HTTPS{{- else -}}HTTP{{- end -}}
+{{- end -}}
+
+{{/* The port of a listener, or nothing. It takes a dict with `root` and `listener`. */}}
+{{- define "splitrail.port" -}}
+{{- $of := get (include "splitrail.config" .root | fromYaml).listen .listener -}}
+{{- if kindIs "map" $of -}}{{- $of = $of.address -}}{{- end -}}
+{{- regexFind "[0-9]+$" ($of | default "") -}}
+{{- end -}}
+
+{{/* Not empty if anything is read from the claim with the models. */}}
+{{- define "splitrail.readsModels" -}}
+{{- $folder := printf "\"%s/" (.Values.models.mountPath | trimSuffix "/") -}}
+{{- if or .Values.engines.pools (contains $folder (toJson .Values.router.config)) -}}yes{{- end -}}
 {{- end -}}
 
 {{/* The configuration of the routers: that of the values, with what the chart adds. */}}

@@ -66,7 +66,10 @@ impl Release {
         let prefill = Self::pod(&mounts, &rendered, &fleet, Role::Prefill, "prefill").await;
         let decode = Self::pod(&mounts, &rendered, &fleet, Role::Decode, "decode").await;
         let http: Client = router.client("http");
-        eventually("the router is ready", async || http.get("/ready").await.status == 200).await;
+        // Where the probe of the manifest asks.
+        assert!(rendered.contains("path: /ready\n              port: metrics\n"));
+        let probe: Client = router.client("metrics");
+        eventually("the router is ready", async || probe.get("/ready").await.status == 200).await;
         Self { mounts, router, http, prefill, decode }
     }
 
