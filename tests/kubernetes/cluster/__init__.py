@@ -1,0 +1,1 @@
+"""What the tests share: the control plane, pods with simulated engines, routers and their clients."""
