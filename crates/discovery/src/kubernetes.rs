@@ -8,16 +8,17 @@
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use futures_util::stream::{BoxStream, StreamExt, pending};
+use futures_util::stream::{BoxStream, Stream, StreamExt, pending};
 use k8s_openapi::api::core::v1::Pod;
 use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::runtime::{WatchStreamExt, watcher};
+use kube::runtime::watcher;
 use kube::{Api, Client};
 use tokio::sync::mpsc::Sender;
 use tower::limit::RateLimitLayer;
 
 mod inference_pool;
+mod pauses;
 mod pods;
 
 use super::{FoundWorkers, Tally};
@@ -31,7 +32,7 @@ use splitrail_settings::log_throttle::LogThrottle;
 const WATCH_S: u32 = 60;
 /// Maximum pause within a reply of the API server; bookmarks are sent in between.
 const SILENCE: Duration = Duration::from_secs(75);
-/// Pause between two attempts to start a watch.
+/// Pause before everything is begun anew with a new client.
 const PAUSE: Duration = Duration::from_secs(5);
 /// Maximum number of requests to the API server within [`RATE_PERIOD`], in case a server ends every
 /// watch at once.
@@ -71,9 +72,6 @@ struct PodFollower {
     log: LogThrottle,
 }
 
-/// The workers if they have changed, or that nothing is watched any more.
-type Step = ControlFlow<WatchEnd, Option<FoundWorkers>>;
-
 /// Why a watch has ended.
 enum WatchEnd {
     /// The receiver is gone.
@@ -82,7 +80,17 @@ enum WatchEnd {
     Relist,
 }
 
-type Events<K> = BoxStream<'static, watcher::Result<watcher::Event<K>>>;
+/// The events that have arrived, all at once, so that a change of many pods is reported few times.
+type Events<K> = BoxStream<'static, Vec<watcher::Result<watcher::Event<K>>>>;
+
+/// Maximum number of events that are taken at once.
+const EVENTS_MAX: usize = 1024;
+
+fn gathered<K: Send + 'static>(
+    events: impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send + 'static,
+) -> Events<K> {
+    pauses::with_pauses(events).ready_chunks(EVENTS_MAX).boxed()
+}
 
 /// What is being watched.
 struct Watches {
@@ -111,7 +119,7 @@ impl Watches {
         let (client, resource) = (self.client.clone(), inference_pool::resource());
         let api = Api::namespaced_with(client, &self.namespace, &resource);
         let watched = watcher::Config::default().fields(&format!("metadata.name={name}"));
-        self.pool_events = watcher(api, watched.timeout(WATCH_S)).default_backoff().boxed();
+        self.pool_events = gathered(watcher(api, watched.timeout(WATCH_S)));
     }
 
     /// Watches the pods of `selection`, from their list on, unless they are watched already.
@@ -123,7 +131,7 @@ impl Watches {
             Some(Selection { selector, .. }) => {
                 let api = Api::namespaced(self.client.clone(), &self.namespace);
                 let watched = watcher::Config::default().labels(selector).timeout(WATCH_S);
-                watcher(api, watched).default_backoff().boxed()
+                gathered(watcher(api, watched))
             }
             None => pending().boxed(),
         };
@@ -143,57 +151,68 @@ impl PodFollower {
             watches.watch_pods(Some(selection));
         }
         loop {
-            let found = tokio::select! {
-                Some(event) = watches.pool_events.next() => self.pool_event(&mut watches, event),
-                Some(event) = watches.pod_events.next() => self.pod_event(event),
+            let taken = tokio::select! {
+                Some(events) = watches.pool_events.next() => self.take_pool(&mut watches, events),
+                Some(events) = watches.pod_events.next() => self.take_pods(events),
                 else => return WatchEnd::Relist,
             };
-            match found {
-                ControlFlow::Continue(None) => {}
-                ControlFlow::Continue(Some(found)) => {
-                    let workers = found.workers.len();
-                    tracing::info!(source = self.source, workers, "found in Kubernetes");
-                    self.tally.found(workers);
-                    if self.sink.send(found).await.is_err() {
-                        return WatchEnd::ReceiverGone;
-                    }
-                }
-                ControlFlow::Break(end) => return end,
+            if let ControlFlow::Break(end) = taken {
+                return end;
+            }
+            let Some(found) = self.pods.report() else { continue };
+            let workers = found.workers.len();
+            tracing::info!(source = self.source, workers, "found in Kubernetes");
+            self.tally.found(workers);
+            if self.sink.send(found).await.is_err() {
+                return WatchEnd::ReceiverGone;
             }
         }
     }
 
-    fn pod_event(&mut self, event: watcher::Result<watcher::Event<Pod>>) -> Step {
-        let event = self.received(event, "the pods cannot be watched")?;
-        ControlFlow::Continue(event.and_then(|event| self.pods.take(event)))
+    fn take_pods(
+        &mut self,
+        events: Vec<watcher::Result<watcher::Event<Pod>>>,
+    ) -> ControlFlow<WatchEnd> {
+        for event in events {
+            if let Some(event) = self.received(event, "the pods cannot be watched")? {
+                self.pods.apply(event);
+            }
+        }
+        ControlFlow::Continue(())
     }
 
-    fn pool_event(
+    fn take_pool(
         &mut self,
         watches: &mut Watches,
-        event: watcher::Result<watcher::Event<InferencePool>>,
-    ) -> Step {
-        let event = self.received(event, "the InferencePool cannot be watched")?;
-        let Some(pool) = event.and_then(|event| watches.pool.take(event)) else {
-            return ControlFlow::Continue(None);
-        };
-        let selection = match &pool {
+        events: Vec<watcher::Result<watcher::Event<InferencePool>>>,
+    ) -> ControlFlow<WatchEnd> {
+        for event in events {
+            let event = self.received(event, "the InferencePool cannot be watched")?;
+            if let Some(pool) = event.and_then(|event| watches.pool.take(event)) {
+                watches.watch_pods(self.selection(pool.as_ref()));
+            }
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// Which pods are workers according to the pool; without an answer, none are.
+    fn selection(&mut self, pool: Option<&InferencePool>) -> Option<Selection> {
+        let selection = match pool {
             Some(pool) => inference_pool::selection(&pool.spec),
             None => Err("it does not exist"),
         };
-        let found = match &selection {
+        match selection {
             Ok(selection) => {
-                self.pods.set_ports(selection);
-                None
+                self.pods.set_ports(&selection);
+                Some(selection)
             }
             Err(why) => {
                 let source = &self.source;
                 tracing::warn!(source, "the InferencePool has no workers: {why}");
-                self.pods.clear()
+                self.pods.clear();
+                None
             }
-        };
-        watches.watch_pods(selection.ok());
-        ControlFlow::Continue(found)
+        }
     }
 
     /// The event, unless it is an error, which is logged.

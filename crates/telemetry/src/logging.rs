@@ -5,8 +5,15 @@ pub use splitrail_settings::logging::LogFormat;
 
 /// What libraries may log. At lower levels, `tokenizers` logs the texts that it normalises, and
 /// `rustls` the certificates of clients (TLS 1.2). The module has a line of its own, so that
-/// `RUST_LOG` cannot name it more exactly than the line of the whole library does.
-const LIBRARIES: [&str; 3] = ["tokenizers=info", "rustls=debug", "rustls::server::tls12=debug"];
+/// `RUST_LOG` cannot name it more exactly than the line of the whole library does. `kube` logs each
+/// failed request, which discovery logs at a bounded rate.
+const LIBRARIES: [&str; 5] = [
+    "tokenizers=info",
+    "rustls=debug",
+    "rustls::server::tls12=debug",
+    "kube_client=off",
+    "kube_runtime=off",
+];
 
 /// Starts logging. `RUST_LOG` filters; the default is `info`.
 pub fn init(format: LogFormat) {

@@ -36,6 +36,8 @@ pub(super) struct Pods {
     seen: BTreeMap<String, SeenPod>,
     /// A list that is still being received.
     listed: Option<BTreeMap<String, SeenPod>>,
+    /// Whether a list has been received as a whole, or nothing selects pods.
+    is_complete: bool,
     /// The workers that were last reported.
     reported: Option<Vec<WorkerConfig>>,
 }
@@ -93,6 +95,7 @@ impl Pods {
             ports: Vec::new(),
             seen: BTreeMap::new(),
             listed: None,
+            is_complete: false,
             reported: None,
         }
     }
@@ -102,29 +105,27 @@ impl Pods {
         self.ports.clone_from(&selection.ports);
     }
 
-    /// Forgets all pods, because nothing selects any. Returns the workers as [`Self::take`] does.
-    pub(super) fn clear(&mut self) -> Option<FoundWorkers> {
+    /// Forgets all pods, because nothing selects any.
+    pub(super) fn clear(&mut self) {
         self.seen.clear();
         self.listed = None;
-        self.report()
+        self.is_complete = true;
     }
 
-    /// Takes an event. Returns all workers if they are to be reported: after the first list, and
-    /// when they have changed.
-    pub(super) fn take(&mut self, event: Event<Pod>) -> Option<FoundWorkers> {
+    /// Takes an event.
+    pub(super) fn apply(&mut self, event: Event<Pod>) {
         match event {
-            Event::Init => {
-                self.listed = Some(BTreeMap::new());
-                return None;
-            }
+            Event::Init => self.listed = Some(BTreeMap::new()),
             Event::InitApply(pod) => {
                 let mut listed = self.listed.take().unwrap_or_default();
                 self.put(&mut listed, &pod);
                 self.listed = Some(listed);
-                return None;
             }
             // Pods that are missing from the list left while no watch was open.
-            Event::InitDone => self.seen = self.listed.take().unwrap_or_default(),
+            Event::InitDone => {
+                self.seen = self.listed.take().unwrap_or_default();
+                self.is_complete = true;
+            }
             Event::Apply(pod) => {
                 let mut seen = std::mem::take(&mut self.seen);
                 self.put(&mut seen, &pod);
@@ -138,11 +139,13 @@ impl Pods {
                 }
             }
         }
-        self.report()
     }
 
-    /// All workers if they have changed.
-    fn report(&mut self) -> Option<FoundWorkers> {
+    /// All workers if they are to be reported: after the first list, and when they have changed.
+    pub(super) fn report(&mut self) -> Option<FoundWorkers> {
+        if !self.is_complete {
+            return None;
+        }
         let fit = self.seen.values().filter_map(|seen| seen.result.as_ref().ok());
         let mut workers: Vec<_> = fit.flatten().cloned().collect();
         workers.sort_by(|left, right| left.id.cmp(&right.id));

@@ -146,12 +146,22 @@ fn names(found: Option<FoundWorkers>) -> Option<Vec<String>> {
     Some(found?.workers.into_iter().map(|worker| worker.id).collect())
 }
 
+fn take(pods: &mut Pods, event: Event<Pod>) -> Option<FoundWorkers> {
+    pods.apply(event);
+    pods.report()
+}
+
+fn cleared(pods: &mut Pods) -> Option<FoundWorkers> {
+    pods.clear();
+    pods.report()
+}
+
 fn listed(pods: &mut Pods, list: Vec<Pod>) -> Option<Vec<String>> {
-    assert_eq!(pods.take(Event::Init), None);
+    assert_eq!(take(pods, Event::Init), None);
     for pod in list {
-        assert_eq!(pods.take(Event::InitApply(pod)), None);
+        assert_eq!(take(pods, Event::InitApply(pod)), None);
     }
-    names(pods.take(Event::InitDone))
+    names(take(pods, Event::InitDone))
 }
 
 fn nobody() -> Pods {
@@ -183,16 +193,16 @@ fn a_list_is_reported_as_a_whole_and_missing_pods_have_left() {
 #[test]
 fn a_list_that_breaks_off_changes_nothing() {
     let mut pods = two();
-    assert_eq!(pods.take(Event::Init), None);
-    assert_eq!(pods.take(Event::InitApply(pod(1, &[]))), None);
+    assert_eq!(take(&mut pods, Event::Init), None);
+    assert_eq!(take(&mut pods, Event::InitApply(pod(1, &[]))), None);
     assert_eq!(listed(&mut pods, vec![pod(0, &[]), pod(1, &[])]), None);
 }
 
 #[test]
 fn without_a_selection_there_are_no_workers_and_that_is_reported_once() {
     let mut pods = two();
-    assert!(names(pods.clear()).unwrap().is_empty());
-    assert_eq!(pods.clear(), None);
+    assert!(names(cleared(&mut pods)).unwrap().is_empty());
+    assert_eq!(cleared(&mut pods), None);
     assert_eq!(listed(&mut pods, vec![pod(0, &[])]).unwrap(), ["prefill-0"]);
 }
 
@@ -200,24 +210,28 @@ fn without_a_selection_there_are_no_workers_and_that_is_reported_once() {
 fn relevant_changes_of_a_pod_are_reported() {
     let mut pods = two();
     let heartbeat = pod(1, &[("/metadata/resourceVersion", json!("50000"))]);
-    assert_eq!(pods.take(Event::Apply(heartbeat)), None);
+    assert_eq!(take(&mut pods, Event::Apply(heartbeat)), None);
     let not_ready = pod(1, &[(READY[1], json!("False"))]);
-    assert_eq!(names(pods.take(Event::Apply(not_ready))).unwrap(), ["prefill-0"]);
-    assert_eq!(names(pods.take(Event::Apply(pod(1, &[])))).unwrap(), ["decode-0", "prefill-0"]);
-    let moved = pods.take(Event::Apply(pod(1, &[("/status/podIP", json!("10.42.1.77"))]))).unwrap();
+    assert_eq!(names(take(&mut pods, Event::Apply(not_ready))).unwrap(), ["prefill-0"]);
+    assert_eq!(
+        names(take(&mut pods, Event::Apply(pod(1, &[])))).unwrap(),
+        ["decode-0", "prefill-0"]
+    );
+    let moved =
+        take(&mut pods, Event::Apply(pod(1, &[("/status/podIP", json!("10.42.1.77"))]))).unwrap();
     let moved = &moved.workers[0];
     assert_eq!((moved.id.as_str(), moved.url.as_str()), ("decode-0", "http://10.42.1.77:8000"));
-    let other = pods.take(Event::Apply(pod(1, &[(ROLE, json!("both"))]))).unwrap();
+    let other = take(&mut pods, Event::Apply(pod(1, &[(ROLE, json!("both"))]))).unwrap();
     assert_eq!(other.workers[0].role, Role::Both);
-    assert_eq!(names(pods.take(Event::Delete(pod(1, &[])))).unwrap(), ["prefill-0"]);
+    assert_eq!(names(take(&mut pods, Event::Delete(pod(1, &[])))).unwrap(), ["prefill-0"]);
 }
 
 #[test]
 fn a_late_word_of_a_pod_s_end_does_not_take_its_successor() {
     let mut pods = two();
     let successor = pod(1, &[("/metadata/uid", json!("5f0a0c3e-new"))]);
-    assert_eq!(pods.take(Event::Apply(successor)), None);
-    assert_eq!(pods.take(Event::Delete(pod(1, &[]))), None);
+    assert_eq!(take(&mut pods, Event::Apply(successor)), None);
+    assert_eq!(take(&mut pods, Event::Delete(pod(1, &[]))), None);
 }
 
 proptest! {
@@ -237,7 +251,7 @@ proptest! {
                 Some(_) => Event::Apply(changed),
                 None => Event::Delete(changed),
             };
-            told = names(followed.take(event)).or(told);
+            told = names(take(&mut followed, event)).or(told);
         }
         let expected: Vec<_> = ["decode-0", "prefill-0"]
             .into_iter()
