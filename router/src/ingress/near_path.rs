@@ -4,8 +4,9 @@ use splitrail_api::Endpoint;
 
 const MODELS: &str = "/v1/models";
 
-/// The path of the API with which a path ends, apart from `/v1`, doubled slashes and a last slash:
-/// clients join a base URL and a path in such ways.
+/// The path of the API with which a path ends, apart from `/v1`, doubled slashes, a last slash and the
+/// `s` of plurals: clients join a base URL and a path in such ways, and people write
+/// `/v1/chat/completion`.
 pub(super) fn near_path(path: &str) -> Option<&'static str> {
     let given: Vec<&str> = segments(path).collect();
     let ends_with = |known: &&str| {
@@ -17,7 +18,8 @@ pub(super) fn near_path(path: &str) -> Option<&'static str> {
 }
 
 fn segments(path: &str) -> impl Iterator<Item = &str> {
-    path.split('/').filter(|segment| !segment.is_empty())
+    let segments = path.split('/').filter(|segment| !segment.is_empty());
+    segments.map(|segment| segment.strip_suffix('s').unwrap_or(segment))
 }
 
 #[cfg(test)]
@@ -36,6 +38,8 @@ mod tests {
             ("/completions", Some("/v1/completions")),
             ("/v1/tokenize", Some("/tokenize")),
             ("/models", Some("/v1/models")),
+            ("/v1/model", Some("/v1/models")),
+            ("/v1/chat/completion", Some("/v1/chat/completions")),
             ("/v1/models/", Some("/v1/models")),
             ("/", None),
             ("/v1", None),

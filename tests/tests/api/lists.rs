@@ -84,7 +84,8 @@ async fn a_path_that_is_joined_in_the_wrong_way_is_answered_with_the_right_one()
         ("/chat/completions", Some("`/v1/chat/completions`")),
         ("/v1/v1/messages", Some("`/v1/messages`")),
         ("/v1/messages/", Some("`/v1/messages`")),
-        ("/v1/rerank", None),
+        ("/v1/chat/completion", Some("`/v1/chat/completions`")),
+        ("/v1/audio/speech", None),
     ] {
         let reply = cluster.http.post(path, &Value::Null).await;
         let message = openai_error(&reply, 404)["message"].as_str().unwrap().to_owned();

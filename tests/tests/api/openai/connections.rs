@@ -88,7 +88,7 @@ async fn methods_that_a_path_does_not_have_are_refused_with_those_it_has() {
     }
     let head = send(Method::HEAD, CHAT).await;
     assert_eq!((head.status.as_u16(), head.body.len()), (405, 0));
-    for path in ["/", "/v1", "/v1/chat", "/v1/rerank", "/v1/models/a/b"] {
+    for path in ["/", "/v1", "/v1/chat", "/v1/audio/speech", "/v1/models/a/b"] {
         let reply = send(Method::GET, path).await;
         check_error(&reply, 404, None, path);
     }
