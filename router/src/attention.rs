@@ -260,7 +260,9 @@ fn of_model(served: &ServedModel) -> Vec<Attention> {
 fn of_workers(served: &ServedModel) -> Vec<Attention> {
     let mut groups: Vec<Attention> = Vec::new();
     for worker in served.pool.roster().iter() {
-        for found in find_of_worker(worker) {
+        for mut found in find_of_worker(worker) {
+            // Causes name the worker, whom the group names already.
+            found.message = found.message.replace(&format!("worker {} ", worker.id()), "");
             let is_alike = |group: &&mut Attention| {
                 (group.kind, &group.message, &group.advice)
                     == (found.kind, &found.message, &found.advice)

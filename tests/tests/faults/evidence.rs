@@ -86,17 +86,19 @@ async fn an_engine_whose_core_is_dead_is_down_and_its_legs_move_at_once() {
 async fn an_engine_without_metrics_serves() {
     let trial = Trial::start(two_in_turn("")).await;
     set(&trial.cluster, "w0", FaultKind::NoMetrics);
-    let core = trial.cluster.running.core();
-    eventually("the router knows", async || {
-        let serving = core.serving();
-        let roster = serving.models[0].pool.roster();
-        roster.iter().any(|worker| worker.id() == "w0" && worker.load_failure().is_some())
-    })
-    .await;
+    let no_load = async || {
+        let found = trial.cluster.admin.get("/admin/attention").await.json();
+        let found = found["needs_attention"].as_array().unwrap().iter();
+        let workers = |one: &serde_json::Value| one["workers"].to_string();
+        found.filter(|one| one["kind"] == "no_load").map(workers).collect::<Vec<_>>()
+    };
+    eventually("it is named", async || no_load().await == [r#"["w0"]"#]).await;
     let before = trial.counts(["w0"])[0];
     assert_eq!(statuses(&trial.cluster, 8, "no-metrics").await, [200; 8]);
     assert_eq!(trial.counts(["w0"])[0], before + 4);
     assert_ne!(worker(&trial.cluster, "w0").await.0, "down");
+    set(&trial.cluster, "w1", FaultKind::NoMetrics);
+    eventually("both are named in one line", async || no_load().await == [r#"["w0","w1"]"#]).await;
 }
 
 #[tokio::test]
