@@ -71,6 +71,11 @@ class Router:
     def found(self):
         return int(self.metrics().sum("splitrail_discovery_workers"))
 
+    def found_last(self):
+        """As `found`, by the log: with many workers, the metrics are a page of megabytes."""
+        lines = [line for line in self.log().splitlines() if "found in Kubernetes" in line]
+        return int(lines[-1].rpartition("workers=")[2]) if lines else None
+
     def errors(self):
         return int(self.metrics().sum("splitrail_discovery_errors_total"))
 
