@@ -17,6 +17,7 @@ use kube::{Api, Client};
 use tokio::sync::mpsc::Sender;
 use tower::limit::RateLimitLayer;
 
+mod batches;
 mod inference_pool;
 mod pauses;
 mod pods;
@@ -80,16 +81,13 @@ enum WatchEnd {
     Relist,
 }
 
-/// The events that have arrived, all at once, so that a change of many pods is reported few times.
+/// The events of a watch, several at once when many arrive.
 type Events<K> = BoxStream<'static, Vec<watcher::Result<watcher::Event<K>>>>;
-
-/// Maximum number of events that are taken at once.
-const EVENTS_MAX: usize = 1024;
 
 fn gathered<K: Send + 'static>(
     events: impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send + 'static,
 ) -> Events<K> {
-    pauses::with_pauses(events).ready_chunks(EVENTS_MAX).boxed()
+    batches::gather(pauses::with_pauses(events)).boxed()
 }
 
 /// What is being watched.
