@@ -61,7 +61,7 @@ fn messages(stream: &[u8]) -> Option<Messages> {
     if stream.starts_with(b"PRI") || b"PRI".starts_with(stream) {
         return None;
     }
-    let mut check = FramingCheck::new();
+    let mut check = FramingCheck::default();
     let mut messages = Messages { whole: Vec::new(), rest_at: 0, refused: false };
     for at in 0..stream.len() {
         if check.feed(&stream[at..=at]).is_err() {
@@ -103,7 +103,7 @@ struct Passed {
 }
 
 fn passed(pieces: &[&[u8]]) -> Passed {
-    let mut check = FramingCheck::new();
+    let mut check = FramingCheck::default();
     let mut passed = Passed { pieces: Vec::new(), refused: false };
     for piece in pieces {
         match check.feed(piece) {

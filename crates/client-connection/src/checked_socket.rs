@@ -49,7 +49,7 @@ impl CheckedSocket {
         activity: Arc<ConnectionActivity>,
         refused: Arc<RefusalReason>,
     ) -> Self {
-        let (wire, first) = (WireCheck::new(), [0; PREFACE.len()]);
+        let (wire, first) = (WireCheck::default(), [0; PREFACE.len()]);
         Self {
             stream,
             activity,
@@ -167,7 +167,7 @@ impl AsyncWrite for CheckedSocket {
             // A head of which no more is read is not waited for.
             this.activity.reads(false, this.wire.heads());
         }
-        let rest = this.rest.get_or_insert_with(UnreadRest::new);
+        let rest = this.rest.get_or_insert_with(UnreadRest::begin);
         rest.poll_discard(Pin::new(this.stream.socket()), context).map(Ok)
     }
 }

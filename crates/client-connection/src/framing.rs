@@ -5,7 +5,7 @@ use std::time::Instant;
 use crate::wire::{Position, WireCheck};
 
 /// The check that a client's bytes must pass before the HTTP library reads them.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct FramingCheck(WireCheck);
 
 /// Bytes that do not pass the check.
@@ -17,19 +17,7 @@ pub struct InvalidBytes {
     pub invalid_bytes: &'static [u8],
 }
 
-impl Default for FramingCheck {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl FramingCheck {
-    /// The check of a new connection.
-    #[must_use]
-    pub fn new() -> Self {
-        Self(WireCheck::new())
-    }
-
     /// Checks the next bytes.
     ///
     /// # Errors

@@ -33,7 +33,7 @@ pub struct UnreadRest {
 
 impl UnreadRest {
     /// The rest that the client may send from now on.
-    pub fn new() -> Self {
+    pub fn begin() -> Self {
         let now = Instant::now();
         let timer = Box::pin(sleep_until(now + SILENCE_TIMEOUT));
         Self { bytes: 0, ends_at: now + REST_TIMEOUT, timer }
@@ -80,7 +80,7 @@ mod tests {
     /// Discards what the client sends; the number of bytes and the time.
     async fn discarded(mut client: impl AsyncRead + Unpin) -> (usize, Duration) {
         let began = Instant::now();
-        let mut rest = UnreadRest::new();
+        let mut rest = UnreadRest::begin();
         poll_fn(|context| rest.poll_discard(Pin::new(&mut client), context)).await;
         (rest.bytes, began.elapsed())
     }

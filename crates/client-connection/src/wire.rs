@@ -71,12 +71,14 @@ enum Reader {
     Two(Box<Frames>),
 }
 
-impl WireCheck {
-    /// The state of a new connection.
-    pub fn new() -> Self {
+/// The check of a new connection.
+impl Default for WireCheck {
+    fn default() -> Self {
         Self { reader: Reader::Unknown(0), heads: 0 }
     }
+}
 
+impl WireCheck {
     /// Checks the next bytes. `work` is the number of requests for engines that are being answered,
     /// or have been to their end.
     ///
@@ -162,7 +164,7 @@ mod tests {
     #[test]
     fn an_http2_preface_is_recognized_in_any_pieces() {
         for cut in 0..PREFACE.len() {
-            let mut wire = WireCheck::new();
+            let mut wire = WireCheck::default();
             wire.feed(&PREFACE[..cut], || 0, Instant::now).unwrap();
             assert_eq!(wire.position(), Position::Head, "{cut}");
             wire.feed(&PREFACE[cut..], || 0, Instant::now).unwrap();
@@ -174,13 +176,13 @@ mod tests {
     #[test]
     fn an_http1_request_may_begin_like_the_http2_preface() {
         for cut in 0..5 {
-            let mut wire = WireCheck::new();
+            let mut wire = WireCheck::default();
             let request = b"PRINT / HTTP/1.1\r\nhost: x\r\n\r\n";
             wire.feed(&request[..cut], || 0, Instant::now).unwrap();
             wire.feed(&request[cut..], || 0, Instant::now).unwrap();
             assert_eq!((wire.position(), wire.heads()), (Position::Between, 1), "{cut}");
         }
-        let mut wire = WireCheck::new();
+        let mut wire = WireCheck::default();
         let refused = wire.feed(b"PRI * HTTP/2.0\n\n", || 0, Instant::now).unwrap_err();
         assert_eq!(refused, WireRefusal { good_bytes: 0, offence: Offence::Framing });
     }
