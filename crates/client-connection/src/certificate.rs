@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     fn fixture(name: &str) -> CertificateDer<'static> {
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/tls/clients/");
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/tls/clients/");
         CertificateDer::from_pem_file(format!("{folder}{name}.pem")).unwrap()
     }
 
