@@ -237,7 +237,7 @@ impl Status {
     }
 }
 
-/// Whom it is about, with a colon: nobody if it is about the replica.
+/// The model and the workers that need attention, with a colon; empty if it is the replica itself.
 fn about(attention: &Attention) -> String {
     let show = |text: &str| printable(text, ATTENTION_MAX_COLUMNS);
     let Some(model) = &attention.model else { return String::new() };

@@ -35,7 +35,8 @@ pub(super) struct SearchArgs {
     /// Lists past requests that failed.
     #[arg(long)]
     failed: bool,
-    /// Lists the slowest of the past requests, by the time to the first token.
+    /// Lists the slowest of the past requests: by the time to the first token, or of whole replies by
+    /// the whole time.
     #[arg(long)]
     slowest: bool,
 }

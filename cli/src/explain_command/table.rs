@@ -21,15 +21,15 @@ pub(super) struct Layout {
 /// Formats a reply of `POST /admin/explain`.
 pub(super) fn write(out: &mut String, reply: &Value, layout: Layout) {
     if reply["dry_run"] == true {
-        dry_run(out, &reply["explanation"], layout);
+        write_dry_run(out, &reply["explanation"], layout);
     } else {
         for one in list(&reply["decisions"]) {
-            past(out, one, layout);
+            write_past(out, one, layout);
         }
     }
 }
 
-fn dry_run(out: &mut String, told: &Value, layout: Layout) {
+fn write_dry_run(out: &mut String, told: &Value, layout: Layout) {
     let unit = text(&told["cost_unit"]);
     line(
         out,
@@ -76,7 +76,7 @@ fn dry_run(out: &mut String, told: &Value, layout: Layout) {
     }
 }
 
-fn past(out: &mut String, told: &Value, layout: Layout) {
+fn write_past(out: &mut String, told: &Value, layout: Layout) {
     let decision = &told["decision"];
     let unit = text(&told["cost_unit"]);
     push(out, &layout.paint.strong(&sentence(decision)));

@@ -33,7 +33,7 @@ use splitrail_settings::log_throttle::LogThrottle;
 const WATCH_S: u32 = 60;
 /// Maximum pause within a reply of the API server; bookmarks are sent in between.
 const SILENCE: Duration = Duration::from_secs(75);
-/// Pause before everything is begun anew with a new client.
+/// Pause before discovery starts again with a new client.
 const PAUSE: Duration = Duration::from_secs(5);
 /// Maximum number of requests to the API server within [`RATE_PERIOD`], in case a server ends every
 /// watch at once.

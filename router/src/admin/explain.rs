@@ -11,7 +11,7 @@ use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 
 use super::context::Admin;
-use super::playground::tenant as tenant_of;
+use super::lookup::the_tenant;
 use super::query::Query;
 use super::refusal::{AdminError, Result};
 use crate::ingress::reply::json_reply;
@@ -59,7 +59,7 @@ pub(super) async fn show(
     let access = admin.core.access.load();
     let tenant = match wanted.tenant.as_deref() {
         None => None,
-        Some(name) => tenant_of(&access, Some(name))?,
+        Some(name) => the_tenant(&access, Some(name))?,
     };
     drop(access);
     let core = &admin.core;

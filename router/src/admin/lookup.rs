@@ -1,4 +1,4 @@
-//! Finds the model and the worker that a call names.
+//! Finds the model, the worker and the tenant that a call names.
 
 use std::sync::Arc;
 
@@ -8,6 +8,7 @@ use serde_json::json;
 
 use super::context::Admin;
 use super::refusal::{AdminError, Result};
+use splitrail_access::{Access, Tenant};
 use splitrail_fleet::membership::KnownWorker;
 use splitrail_fleet::{ServedModel, ServedModels};
 
@@ -54,6 +55,25 @@ pub(super) fn the_worker<'s>(
         (Some(last), false) => {
             let models = found.iter().chain([&last]).map(|(served, _)| served.name());
             Err(ambiguous(&format!("several models have a worker {id}"), models))
+        }
+    }
+}
+
+/// The tenant of this name; without a name, the default one, or none if the router has no tenants.
+pub(super) fn the_tenant(access: &Access, name: Option<&str>) -> Result<Option<Arc<Tenant>>> {
+    let refused = |status, code, message: String| Err(AdminError::new(status, code, message));
+    match name.or(access.default_tenant()) {
+        Some(name) => match access.tenant(name) {
+            Some(tenant) => Ok(Some(Arc::clone(tenant))),
+            None => {
+                let message = format!("no tenant is called `{name}`");
+                refused(StatusCode::NOT_FOUND, "unknown_tenant", message)
+            }
+        },
+        None if access.tenants().next().is_none() => Ok(None),
+        None => {
+            let message = "name the tenant whose request it is (`tenant`)";
+            refused(StatusCode::BAD_REQUEST, "invalid_request", message.to_owned())
         }
     }
 }
