@@ -7,6 +7,7 @@
 //! production as in simulation.
 
 mod chain;
+mod conversations;
 mod event;
 mod hash;
 mod hot;
@@ -19,6 +20,7 @@ mod splitmix;
 mod usage;
 
 pub use chain::Chain;
+pub use conversations::{ConversationBounds, Conversations, PromptSharing, SharedPrefix};
 pub use event::{CacheGroup, EngineHash, GroupRule, KvEvent, StoredBlock, Tier};
 pub use hash::{
     BlockHash, BlockHasher, HASH_LAYOUT, HashSeed, Namespace, chain_hashes, hashes_after, next_hash,
