@@ -72,5 +72,6 @@ fn query(turn: u64) -> Query {
         block_size: 512,
         turn,
         draw: mix(turn),
+        sharing: Default::default(),
     }
 }

@@ -1,6 +1,7 @@
 //! The state of workers at the time of a decision: one candidate for each worker or rank that a leg
 //! could be sent to.
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use splitrail_engine::load::EngineLoad;
@@ -194,6 +195,7 @@ impl<'a> CandidateBuilder<'a> {
             link_wait_ns: worker.transfer.fetches.incoming_ns(),
             readable_blocks: read.map_or(0, |found| found.blocks as u32),
             readable_pin: read.map_or(0, |found| found.pin()),
+            cache_fill: cache_fill(worker, load),
             kv_format: worker.engine.facts.kv_format(),
             coefficients: costs.coefficients,
         };
@@ -293,6 +295,13 @@ fn kv_room(worker: &Worker, load: Option<&EngineLoad>) -> KvRoom {
         used_tokens: used_tokens as u64,
         kept_seconds: worker.load.booked.kept().as_secs_f64(),
     }
+}
+
+/// The share of a worker's KV cache that the index has blocks of. Without the engine's capacity, workers
+/// are compared by their numbers of blocks, as shares of a cache that none of them fills.
+fn cache_fill(worker: &Worker, load: Option<&EngineLoad>) -> f64 {
+    let blocks = load.and_then(|load| load.total_blocks).unwrap_or(u32::MAX);
+    (worker.kv.held_blocks.load(Relaxed) as f64 / f64::from(blocks.max(1))).min(1.0)
 }
 
 fn booked_and(booked: &BookedSums, others: OtherLoad, reported: u64) -> RankLoad {

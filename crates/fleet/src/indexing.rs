@@ -4,6 +4,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use splitrail_engine::kv_events::{OtherGroups, SkippedEvents};
@@ -204,6 +205,7 @@ impl IndexPart {
     /// Counts the results of applying a number of events.
     pub fn note(&mut self, events: usize, sum: AppliedBlocks) {
         self.worker.kv.event_stats.applied(events, &sum);
+        self.count_held_blocks();
         if sum.over_limit > 0 {
             self.truncated.get_or_insert_with(Instant::now);
             self.worker.ranks.set_truncated(self.rank, true);
@@ -270,6 +272,13 @@ impl IndexPart {
             Some(_) => self.pool.index().clear_worker(self.key()),
         };
         self.pool.speculative_index.forget(self.worker.index);
+        self.count_held_blocks();
+    }
+
+    /// Tells decisions how many blocks the worker holds.
+    fn count_held_blocks(&self) {
+        let held_blocks = self.pool.index().held(self.worker.index.0);
+        self.worker.kv.held_blocks.store(held_blocks, Relaxed);
     }
 
     /// Counts a rebuild of this part, for `reason`.

@@ -6,6 +6,7 @@ mod canary;
 mod candidates;
 pub mod claims;
 pub mod cluster;
+pub mod conversations;
 pub mod drift;
 pub mod engine_facts;
 pub mod event_stats;

@@ -18,6 +18,7 @@ use super::roster::Roster;
 use super::speculative_index::{SpeculativeIndex, SpeculativeOverlaps};
 use super::waiting::WaitingQueues;
 use super::worker::Worker;
+use crate::conversations::RecentConversations;
 use crate::losses::Losses;
 use splitrail_config::model::{Model, SaturationConfig, SpeculativeIndexConfig};
 use splitrail_ledger::veto::VetoReason;
@@ -73,6 +74,8 @@ pub struct Pool {
     pub waiting: WaitingQueues,
     /// KV that decode workers keep pinned for prefill workers.
     pub read_back: ReadBack,
+    /// The conversations that recent prompts belong to.
+    pub conversations: RecentConversations,
     /// The prefixes that recent prompts use most, if the model is prewarmed.
     pub hot: HotStore,
     /// What the router has learned about when a remote prefill pays off.
@@ -106,6 +109,7 @@ impl Pool {
             speculative_index: SpeculativeIndex::new(SpeculativeIndexConfig::OFF),
             waiting: WaitingQueues::default(),
             read_back: ReadBack::default(),
+            conversations: RecentConversations::default(),
             hot: HotStore::default(),
             calibration: Calibration::default(),
             saturation: ArcSwap::default(),

@@ -376,7 +376,15 @@ mod tests {
     fn asked() -> PlacementRequest {
         let (leg, draw) = (Leg::Prefill, 0);
         let prompt_tokens = 100;
-        let query = Query { leg, prompt_tokens, prompt_blocks: 0, block_size: 16, turn: 0, draw };
+        let query = Query {
+            leg,
+            prompt_tokens,
+            prompt_blocks: 0,
+            block_size: 16,
+            turn: 0,
+            draw,
+            sharing: Default::default(),
+        };
         let arrived = Instant::now();
         let urgency = Urgency { arrived, class: 0, client: ClientShare::EVERYONE, deadline: None };
         PlacementRequest {

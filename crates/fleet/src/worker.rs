@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -114,6 +114,8 @@ pub struct IndexTrust {
     pub drift: Drift,
     /// Whether worker and router agree on tokens and block hashes.
     pub parity: ParityMonitor,
+    /// The number of blocks that the index has of the worker, over all ranks.
+    pub held_blocks: AtomicUsize,
     /// Counts of the worker's KV events.
     pub event_stats: EventStats,
     /// Asks the task that follows the worker's KV events to read all of them again.
@@ -178,6 +180,7 @@ impl Worker {
             health: WorkerHealth::new(&config.id),
             kv: IndexTrust {
                 usage_stats: UsageStats::default(),
+                held_blocks: AtomicUsize::new(0),
                 usage_log: LogThrottle::default(),
                 drift: Drift::default(),
                 parity: ParityMonitor::default(),

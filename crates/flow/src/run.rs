@@ -69,6 +69,7 @@ pub async fn run_prompt(
         return boxed_future(|| auxiliary::run(prompt)).await;
     }
     let served = &context.served;
+    served.pool.conversations.record(Instant::now(), &unit.hashes);
     let lacking = lacking_endpoint(served, context.endpoint, Instant::now())?;
     let open = is_open(served, context.flow, context.threshold);
     let remote = || prefill_rules(served, context.endpoint, unit, context.options);

@@ -31,6 +31,13 @@ pub struct ConversationBounds {
     pub idle_max_ms: u64,
 }
 
+/// At most 8 MiB of hashes, and an hour: longer than engines keep what is not used.
+impl Default for ConversationBounds {
+    fn default() -> Self {
+        Self { blocks_max: 1 << 20, idle_max_ms: 3_600_000 }
+    }
+}
+
 /// Leading blocks of a prompt, and how many conversations have them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SharedPrefix {

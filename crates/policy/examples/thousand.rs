@@ -47,6 +47,7 @@ fn main() {
                 block_size: 512,
                 turn,
                 draw: mix(turn),
+                sharing: Default::default(),
             };
             let began = Instant::now();
             choice.decide(&policy, &candidates, &[], &query, 3);

@@ -1,6 +1,6 @@
 //! The inputs of a decision: the state of each worker that a leg could be sent to.
 
-use splitrail_kv::Tier;
+use splitrail_kv::{PromptSharing, Tier};
 
 use crate::coefficients::Coefficients;
 use crate::index::WorkerIndex;
@@ -102,6 +102,9 @@ pub struct Candidate {
     pub readable_blocks: u32,
     /// Which of the kept KV that is: two requests cannot read the same.
     pub readable_pin: u64,
+    /// The share of the worker's KV cache, from 0 to 1, that has blocks of any prompt; 0 if that is not
+    /// known. Of candidates that are equal otherwise, the emptiest is chosen.
+    pub cache_fill: f64,
     /// How the worker's engine stores KV.
     pub kv_format: KvFormat,
     /// The coefficients of the worker's cost model.
@@ -136,6 +139,7 @@ impl Default for Candidate {
             link_wait_ns: 0,
             readable_blocks: 0,
             readable_pin: 0,
+            cache_fill: 0.0,
             kv_format: KvFormat::default(),
             coefficients: Coefficients::default(),
         }
@@ -206,6 +210,8 @@ pub struct Query {
     pub turn: u64,
     /// Uniformly distributed random bits, for draws and ties.
     pub draw: u64,
+    /// What the prompt has in common with recent conversations.
+    pub sharing: PromptSharing,
 }
 
 impl Query {

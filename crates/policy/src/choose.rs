@@ -10,7 +10,7 @@ use crate::fetch::{BestSources, FetchPlan, Source};
 use crate::index::{CandidateIndex, WorkerIndex};
 use crate::load::LoadWeights;
 use crate::policy::Policy;
-use crate::predicted::{CostTerms, Load, terms};
+use crate::predicted::{CostTerms, Load, shared_blocks, terms};
 use crate::read_back::AvailablePrefix;
 use splitrail_kv::mix;
 
@@ -194,9 +194,15 @@ impl Choice {
         let price = extra_work_weight.unwrap_or_else(|| self.load.price(waiting_here));
         self.extra_work_price = price;
         let usual = Coefficients::usual(self.eligible.iter().map(|i| &candidates[*i].coefficients));
-        self.terms.extend(candidates.iter().map(|candidate| terms(candidate, query, &usual)));
+        let held = self.eligible.iter().map(|i| candidates[*i].held_blocks());
+        let shared = match query.leg {
+            Leg::Decode => 0,
+            Leg::Prefill | Leg::Aggregated => shared_blocks(&query.sharing, held),
+        };
+        let of = |candidate| terms(candidate, query, &usual, shared);
+        self.terms.extend(candidates.iter().map(of));
         if !sources.is_empty() && query.leg != Leg::Decode {
-            self.plan_fetches(candidates, sources, query, &usual);
+            self.plan_fetches(candidates, sources, query, &usual, shared);
         }
         let works = self.eligible.iter().map(|i| self.terms[*i].extra_work_ms);
         let least = works.fold(f64::INFINITY, f64::min);
@@ -219,11 +225,12 @@ impl Choice {
         sources: &[Source],
         query: &Query,
         usual: &Coefficients,
+        shared: u32,
     ) {
         self.sources.select(sources);
         let price = self.extra_work_price;
         for (terms, candidate) in self.terms.iter_mut().zip(candidates) {
-            let best = self.sources.plan(candidate, query, terms, usual, price);
+            let best = self.sources.plan(candidate, query, terms, usual, shared, price);
             self.fetches.push(best.map(|(plan, with_fetch)| {
                 *terms = with_fetch;
                 plan
@@ -287,8 +294,8 @@ fn cost(policy: &Policy, candidate: &Candidate, query: &Query) -> f64 {
     }
 }
 
-/// The candidate with the lowest cost. Ties are decided by the fewest requests, and further ties by
-/// the draw.
+/// The candidate with the lowest cost. Ties are decided by the fewest requests, then by the emptiest
+/// cache, and further ties by the draw.
 fn cheapest(
     eligible: &[CandidateIndex],
     candidates: &[Candidate],
@@ -297,7 +304,8 @@ fn cheapest(
 ) -> CandidateIndex {
     let against = |one: CandidateIndex, other: CandidateIndex| {
         let requests = || candidates[one].requests.cmp(&candidates[other].requests);
-        costs[one].total_cmp(&costs[other]).then_with(requests)
+        let fill = || candidates[one].cache_fill.total_cmp(&candidates[other].cache_fill);
+        costs[one].total_cmp(&costs[other]).then_with(requests).then_with(fill)
     };
     let mut best = eligible[0];
     let mut tied = 1;

@@ -115,13 +115,15 @@ impl BestSources {
     }
 
     /// The fetch that saves a candidate most, and its terms with that fetch. `None` if computing is
-    /// cheaper. `without` are the terms without a fetch, and `price` is that of extra work.
+    /// cheaper. `without` are the terms without a fetch, `shared` is the number of leading
+    /// blocks a further copy of which pays, and `price` is that of extra work.
     pub(crate) fn plan(
         &self,
         candidate: &Candidate,
         query: &Query,
         without: &CostTerms,
         usual: &Coefficients,
+        shared: u32,
         price: f64,
     ) -> Option<(FetchPlan, CostTerms)> {
         let mut best: Option<(f64, FetchPlan, CostTerms)> = None;
@@ -130,7 +132,7 @@ impl BestSources {
             let hidden = hidden.filter(|hidden| *hidden < whole.blocks);
             let hidden = hidden.and_then(|hidden| fetch_of(candidate, source, hidden, query));
             for plan in [Some(whole), hidden].into_iter().flatten() {
-                let (plan, terms) = fetched(candidate, plan, query, without, usual);
+                let (plan, terms) = fetched(candidate, plan, query, without, usual, shared);
                 let computed_ms = without.prefill_ms - terms.prefill_ms + without.read_ms
                     - terms.read_ms
                     + price * (without.extra_work_ms - terms.extra_work_ms);
@@ -197,13 +199,21 @@ fn fetched(
     query: &Query,
     without: &CostTerms,
     usual: &Coefficients,
+    shared: u32,
 ) -> (FetchPlan, CostTerms) {
-    let ComputeTimes { read_ms, prefill_ms, work_ms } =
-        ComputeTimes::of(candidate, query, plan.blocks, usual);
+    let times = ComputeTimes::of(candidate, query, plan.blocks, usual);
+    let ComputeTimes { read_ms, prefill_ms, .. } = times;
+    let unshared = times.beyond(candidate, query, shared.max(plan.blocks), plan.blocks, usual);
+    let work_ms = unshared.work_ms;
     let copy_ms = copy_ms(candidate, &plan, without.extra_work_ms - work_ms);
     let with = |plan: FetchPlan| {
         let fetch_ms = (plan.ready_ms - without.wait_ms).max(0.0);
-        let extra_work_ms = work_ms + fetch_ms;
+        // Of the fetch, the shared blocks are credited as those are that are computed.
+        let held = candidate.held_blocks();
+        let shared_ratio = f64::from(shared.min(plan.blocks).saturating_sub(held))
+            / f64::from((plan.blocks - held).max(1));
+        let extra_work_ms = work_ms + fetch_ms * (1.0 - shared_ratio);
+        let shared_credit_ms = times.own_ms() - unshared.own_ms() + fetch_ms * shared_ratio;
         let resume_credit_ms = 0.0;
         (
             plan,
@@ -213,6 +223,7 @@ fn fetched(
                 prefill_ms,
                 extra_work_ms,
                 copy_ms,
+                shared_credit_ms,
                 resume_credit_ms,
                 ..*without
             },

@@ -30,4 +30,4 @@ pub use load::{LoadWeights, loads};
 pub use policy::Policy;
 pub use predicted::{CostTerms, extra_work_price};
 pub use read_back::{AvailablePrefix, ReadPlan, read_plan};
-pub use splitrail_kv::{SplitMix64, mix};
+pub use splitrail_kv::{PromptSharing, SplitMix64, mix};

@@ -171,6 +171,7 @@ mod tests {
             block_size: 500,
             turn: 0,
             draw: 0,
+            sharing: Default::default(),
         }
     }
 

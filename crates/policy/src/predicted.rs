@@ -1,9 +1,10 @@
 //! Predicts the cost of a choice in milliseconds, term by term.
 //!
 //! ```text
-//! prefill leg     wait + fetch + read + load + prefill + hand-off(prompt) + price x (work - least work) + copy
-//! aggregated      wait + fetch + load + prefill + step                    + price x (work - least work) + copy
+//! prefill leg     wait + fetch + read + load + prefill + hand-off(prompt) + delay of other requests
+//! aggregated      wait + fetch + load + prefill + step                    + delay of other requests
 //! decode leg      wait + load + hand-off(what it lacks) + step
+//! delay           price x (work - least work) + copy + later turns - credits
 //! ```
 //!
 //! `prefill` is the time for the tokens that the worker will not hold when it begins this prompt:
@@ -24,12 +25,21 @@
 //! fleet the price is higher, and prompts go to the workers that hold their prefix. The maximum is
 //! 10: with a higher price, a few queued hits would keep a worker from being used at all.
 //!
-//! There is no term for evictions. Pricing what a prompt evicts from a worker's cache made
-//! placement worse wherever it changed anything: with little room, blocks that are worth keeping
-//! are used soon and stay in the cache because they were used recently. There is no term for
-//! sessions, because the prefix of a session is its overlap.
+//! **Shared prefixes.** A prefix that many conversations have, such as a system prompt, is needed on
+//! each worker that serves some of them. What computing or fetching it costs is paid once there, and
+//! saved by each conversation that comes later. So it is credited: the choice is made as if each
+//! candidate held the prefix, and conversations spread. A prefix counts as shared if it has more
+//! conversations than [`CONVERSATIONS_PER_COPY`] for each copy that exists, or than there are workers.
+//!
+//! **Later turns.** A conversation comes back to the worker that holds its history. What its later
+//! prompts will have to compute is therefore charged at the worker's own load: `1 / (1 - rho)`, less
+//! the 1 of an idle worker.
+//!
+//! There is no term for evictions, because conversations that spread evict little from each other.
+//! `docs/policies.md` has the figures with and without one.
 
 use serde::Serialize;
+use splitrail_kv::{PromptSharing, SharedPrefix};
 
 use crate::candidate::{Candidate, Leg, Query, RESUME_CREDIT};
 use crate::coefficients::Coefficients;
@@ -38,7 +48,7 @@ use crate::load::load_seconds;
 /// Maximum of the price of extra work.
 const PRICE_MAX: f64 = 10.0;
 
-/// The terms of one candidate's cost, in milliseconds. Their sum, less the credit, is the cost.
+/// The terms of one candidate's cost, in milliseconds. Their sum, less the credits, is the cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct CostTerms {
     /// The wait until the worker can begin: for earlier prompts, or for room in its KV cache.
@@ -61,6 +71,12 @@ pub struct CostTerms {
     /// The delay of later requests because fetched blocks take the place of others and use links; 0
     /// without a fetch.
     pub copy_ms: f64,
+    /// The delay of other requests by the later turns of the conversation, which will come to the same
+    /// worker.
+    pub later_turns_ms: f64,
+    /// What computing and fetching a prefix costs that many conversations have: a further copy of it
+    /// pays. It is subtracted.
+    pub shared_credit_ms: f64,
     /// What later requests save because this one stores a resume point that the worker lacks. It is
     /// subtracted.
     #[serde(skip_serializing_if = "is_zero")]
@@ -74,7 +90,8 @@ fn is_zero(ms: &f64) -> bool {
 impl CostTerms {
     /// The cost.
     pub fn total_ms(&self) -> f64 {
-        self.ttft_ms() + self.extra_work_ms + self.copy_ms - self.resume_credit_ms
+        let delay_ms = self.extra_work_ms + self.copy_ms + self.later_turns_ms;
+        self.ttft_ms() + delay_ms - self.shared_credit_ms - self.resume_credit_ms
     }
 
     /// The predicted time to the first token, as far as this leg takes part in it.
@@ -83,6 +100,10 @@ impl CostTerms {
         before_ms + self.prefill_ms + self.hand_off_ms + self.step_ms
     }
 }
+
+/// How many conversations a copy of a shared prefix serves before a further copy pays, as long as some
+/// workers have none.
+const CONVERSATIONS_PER_COPY: usize = 8;
 
 /// The number of later requests that an extra millisecond of prefill delays, computed from the
 /// workers' load and the requests that wait for any worker (`waiting_here`) or on a worker.
@@ -113,14 +134,38 @@ impl Load {
         }
         let workers = f64::from(self.workers);
         let waiting = self.waiting as f64 + waiting_here as f64;
-        let idle = (1.0 - self.busy / workers).max(1.0 / PRICE_MAX);
-        (1.0 / idle + waiting / (2.0 * workers)).min(PRICE_MAX)
+        (load_price(self.busy / workers) + waiting / (2.0 * workers)).min(PRICE_MAX)
     }
 }
 
-/// All terms of a candidate. `extra_work_ms` is the whole work here, because the least work of all
-/// candidates is not known yet, and `resume_credit_ms` is that of this request alone.
-pub(crate) fn terms(candidate: &Candidate, query: &Query, usual: &Coefficients) -> CostTerms {
+/// The part of the price that follows from the share of time in which workers compute prompts.
+fn load_price(busy_share: f64) -> f64 {
+    1.0 / (1.0 - busy_share).max(1.0 / PRICE_MAX)
+}
+
+/// The number of leading blocks that count as shared, because a further copy of them pays; at most as
+/// many as one of the candidates holds. Each candidate is given by the number of blocks that it holds.
+pub(crate) fn shared_blocks(
+    sharing: &PromptSharing,
+    held_blocks: impl Iterator<Item = u32> + Clone,
+) -> u32 {
+    let (workers, most) = (held_blocks.clone().count(), held_blocks.clone().max().unwrap_or(0));
+    let is_shared = |prefix: &SharedPrefix| {
+        let copies = held_blocks.clone().filter(|held| *held >= prefix.blocks.min(most)).count();
+        prefix.conversations as usize > workers.min(copies * CONVERSATIONS_PER_COPY)
+    };
+    sharing.prefixes().find(is_shared).map_or(0, |prefix| prefix.blocks.min(most))
+}
+
+/// All terms of a candidate. `extra_work_ms` is the whole work here, without that for the `shared`
+/// leading blocks, because the least work of all candidates is not known yet, and `resume_credit_ms` is
+/// that of this request alone.
+pub(crate) fn terms(
+    candidate: &Candidate,
+    query: &Query,
+    usual: &Coefficients,
+    shared: u32,
+) -> CostTerms {
     let costs = &candidate.coefficients;
     let lacking_blocks = query.prompt_blocks.saturating_sub(candidate.believed_blocks());
     let needed_tokens = u64::from(lacking_blocks) * u64::from(query.block_size);
@@ -146,8 +191,12 @@ pub(crate) fn terms(candidate: &Candidate, query: &Query, usual: &Coefficients) 
             ..CostTerms::default()
         };
     }
-    let ComputeTimes { read_ms, prefill_ms, work_ms } =
-        ComputeTimes::of(candidate, query, candidate.held_blocks(), usual);
+    let held = candidate.held_blocks();
+    let times = ComputeTimes::of(candidate, query, held, usual);
+    let ComputeTimes { read_ms, prefill_ms, .. } = times;
+    let unshared = times.beyond(candidate, query, held.max(shared), held, usual);
+    let later_seconds =
+        query.sharing.later_blocks * f64::from(query.block_size) * usual.prefill_seconds_per_token;
     let resume_credit_ms = match candidate.unresumable_blocks() {
         0 => 0.0,
         more => {
@@ -169,13 +218,16 @@ pub(crate) fn terms(candidate: &Candidate, query: &Query, usual: &Coefficients) 
         prefill_ms,
         hand_off_ms,
         step_ms,
-        extra_work_ms: work_ms,
+        extra_work_ms: unshared.work_ms,
         copy_ms: 0.0,
+        later_turns_ms: ms(later_seconds) * (load_price(candidate.busy_share) - 1.0),
+        shared_credit_ms: times.own_ms() - unshared.own_ms(),
         resume_credit_ms,
     }
 }
 
 /// What a candidate has to do for a prompt of which it holds some leading blocks.
+#[derive(Clone, Copy)]
 pub(crate) struct ComputeTimes {
     pub(crate) read_ms: f64,
     pub(crate) prefill_ms: f64,
@@ -203,6 +255,23 @@ impl ComputeTimes {
         };
         Self { read_ms, prefill_ms, work_ms: work_ms + read_ms }
     }
+
+    /// These times, which are those behind `held` blocks, or those behind more.
+    pub(crate) fn beyond(
+        self,
+        candidate: &Candidate,
+        query: &Query,
+        blocks: u32,
+        held: u32,
+        usual: &Coefficients,
+    ) -> Self {
+        if blocks > held { Self::of(candidate, query, blocks, usual) } else { self }
+    }
+
+    /// The time of the request itself.
+    pub(crate) fn own_ms(self) -> f64 {
+        self.read_ms + self.prefill_ms
+    }
 }
 
 /// The wait until the candidate can begin. Without a predicted wait it is estimated from the queued
@@ -225,23 +294,31 @@ mod tests {
     use crate::candidate::KvRoom;
 
     fn query(leg: Leg) -> Query {
-        Query { leg, prompt_tokens: 12_000, prompt_blocks: 23, block_size: 512, turn: 0, draw: 0 }
+        Query {
+            leg,
+            prompt_tokens: 12_000,
+            prompt_blocks: 23,
+            block_size: 512,
+            turn: 0,
+            draw: 0,
+            sharing: PromptSharing::default(),
+        }
     }
 
     #[test]
     fn each_leg_has_the_terms_of_what_it_does() {
         let (idle, usual) =
             (Candidate { up: true, ..Candidate::default() }, Coefficients::default());
-        let prefill = terms(&idle, &query(Leg::Prefill), &usual);
+        let prefill = terms(&idle, &query(Leg::Prefill), &usual, 0);
         assert!((prefill.prefill_ms - 1195.6).abs() < 1e-6, "{prefill:?}");
         // 5 ms and 12,000 x 327,680 bytes at 100 GB/s.
         assert!((prefill.hand_off_ms - 44.3216).abs() < 1e-6, "{prefill:?}");
         let decode = Candidate { requests: 9, active_tokens: 88_000, ..idle };
-        let decode = terms(&decode, &query(Leg::Decode), &usual);
+        let decode = terms(&decode, &query(Leg::Decode), &usual, 0);
         // 15 ms, 10 x 0.1 ms, 100,000 x 30 ns.
         assert!((decode.step_ms - 19.0).abs() < 1e-6, "{decode:?}");
         assert!(decode.prefill_ms == 0.0 && decode.hand_off_ms == prefill.hand_off_ms);
-        let both = terms(&idle, &query(Leg::Aggregated), &usual);
+        let both = terms(&idle, &query(Leg::Aggregated), &usual, 0);
         assert!(both.hand_off_ms == 0.0 && both.prefill_ms == prefill.prefill_ms);
         assert!(both.step_ms > 15.0);
     }
@@ -251,7 +328,7 @@ mod tests {
         let kv_room = KvRoom { free_tokens: 2_000, used_tokens: 20_000, kept_seconds: 4.0 };
         let full = Candidate { up: true, kv_room, ..Candidate::default() };
         let usual = Coefficients::default();
-        let wait_ms = |candidate| terms(&candidate, &query(Leg::Decode), &usual).wait_ms;
+        let wait_ms = |candidate| terms(&candidate, &query(Leg::Decode), &usual, 0).wait_ms;
         // Of 23 blocks of 512 tokens it lacks room for 9,776 tokens, about half of what is in use.
         assert!((wait_ms(full) - 1_955.2).abs() < 1e-6, "{}", wait_ms(full));
         let holds_most = Candidate { overlap_blocks: 20, ..full };
@@ -266,7 +343,7 @@ mod tests {
         let usual = Coefficients::default();
         let of = |spine_blocks, overlap_blocks| {
             let held = Candidate { up: true, spine_blocks, overlap_blocks, ..Candidate::default() };
-            terms(&held, &query(Leg::Aggregated), &usual)
+            terms(&held, &query(Leg::Aggregated), &usual, 0)
         };
         let (cold, unresumable, held) = (of(0, 0), of(20, 0), of(20, 20));
         assert!((unresumable.ttft_ms() - cold.ttft_ms()).abs() < 1e-9);

@@ -110,7 +110,7 @@ impl<R: PrefillView> Router for AutoRouter<R> {
         let mut sources = Vec::new();
         self.policy.feed(cluster).sources(cluster, request, &mut sources);
         let draw = mix(self.seed ^ mix(request as u64));
-        let query = Feed::query(cluster, request, request as u64, draw);
+        let query = self.policy.feed(cluster).query(cluster, request, request as u64, draw);
         let input = ComparisonInput {
             query,
             prefill: &prefill,

@@ -92,7 +92,8 @@ impl PolicyRouter {
 
     fn choose(&mut self, cluster: &Cluster<'_>, request: usize) -> ChosenWorker {
         let mut draws = self.draws.clone();
-        let query = Feed::query(cluster, request, self.turn, draws.next_u64());
+        let (turn, draw) = (self.turn, draws.next_u64());
+        let query = self.feed(cluster).query(cluster, request, turn, draw);
         match &self.chooser {
             Chooser::Published(policy) => {
                 let candidates = self.feed.as_ref();
@@ -162,6 +163,7 @@ impl Router for PolicyRouter {
         let mut candidates = std::mem::take(&mut self.candidates);
         let mut sources = std::mem::take(&mut self.sources);
         let feed = self.feed(cluster);
+        feed.arrived(cluster, request);
         feed.candidates(cluster, request, &mut candidates);
         feed.sources(cluster, request, &mut sources);
         (self.candidates, self.sources) = (candidates, sources);

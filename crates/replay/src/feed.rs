@@ -1,16 +1,24 @@
 //! The candidates of a decision, as a router would see them in the simulated cluster.
 
+use splitrail_kv::{BlockHash, ConversationBounds, Conversations};
 use splitrail_policy::learn::BusyShare;
 use splitrail_policy::{
     Candidate, Coefficients, FetchPlan, KvFormat, Leg, Query, Source, WorkerIndex,
 };
-use splitrail_sim::cluster::{Cluster, Peer, Placement};
+use splitrail_sim::cluster::{Cluster, Peer, Placement, Workload};
 
 use crate::fetches::{FetchBounds, Fetches, number, peers, sender};
 use crate::published::{PublishedCandidate, VisibleBlocks};
 
 /// How long a placement is remembered.
 const RECENT_NS: u64 = 120_000_000_000;
+
+/// The names of a prompt's full blocks.
+fn hashes(workload: &Workload, request: usize) -> Vec<BlockHash> {
+    let full = workload.requests()[request].input_tokens / workload.block_tokens();
+    let blocks = workload.blocks(request).iter().take(full as usize);
+    blocks.map(|block| BlockHash(u64::from(*block))).collect()
+}
 
 /// A router's own bookings, from its placements and the ends that it observes.
 #[derive(Debug)]
@@ -32,6 +40,7 @@ pub struct Feed {
     /// Tokens and predicted times by request.
     request_tokens: Vec<u64>,
     request_ns: Vec<u64>,
+    conversations: Conversations,
 }
 
 impl Feed {
@@ -63,6 +72,7 @@ impl Feed {
             busy: vec![BusyShare::default(); workers],
             request_tokens: vec![0; requests],
             request_ns: vec![0; requests],
+            conversations: Conversations::new(ConversationBounds::default()),
         }
     }
 
@@ -175,7 +185,7 @@ impl Feed {
     }
 
     /// The query for a request.
-    pub fn query(cluster: &Cluster<'_>, request: usize, turn: u64, draw: u64) -> Query {
+    pub fn query(&self, cluster: &Cluster<'_>, request: usize, turn: u64, draw: u64) -> Query {
         let workload = cluster.workload();
         Query {
             leg: Leg::Prefill,
@@ -184,7 +194,14 @@ impl Feed {
             block_size: workload.block_tokens(),
             turn,
             draw,
+            sharing: self.conversations.find(&hashes(workload, request)),
         }
+    }
+
+    /// Notes that a request has arrived.
+    pub fn arrived(&mut self, cluster: &Cluster<'_>, request: usize) {
+        let hashes = hashes(cluster.workload(), request);
+        self.conversations.record(cluster.now_ns() / 1_000_000, &hashes);
     }
 
     /// Books a request for this candidate, with the number of leading blocks that it fetches.

@@ -183,8 +183,10 @@ impl PrefillView for HeldRouter {
         request: usize,
         out: &mut Vec<Candidate>,
     ) -> (usize, f64) {
-        self.state(cluster).candidates(cluster, request, out);
-        let shortest_ms = shortest_prefill_ms(out, &Feed::query(cluster, request, 0, 0));
+        let state = self.state(cluster);
+        state.candidates(cluster, request, out);
+        let query = state.feed.query(cluster, request, 0, 0);
+        let shortest_ms = shortest_prefill_ms(out, &query);
         (self.queue.len(), self.queue.ahead_ms(0, shortest_ms, out.len()))
     }
 
@@ -200,6 +202,9 @@ impl Router for HeldRouter {
         }
         let now_ns = cluster.now_ns();
         let draw = mix(self.seed ^ mix(request as u64));
+        let state = self.state(cluster);
+        state.feed.arrived(cluster, request);
+        let query = state.feed.query(cluster, request, request as u64, draw);
         let item = Item {
             key: request,
             arrival_ns: now_ns,
@@ -207,10 +212,9 @@ impl Router for HeldRouter {
             tenant: 0,
             tenant_weight: 1.0,
             deadline_ns: None,
-            query: Feed::query(cluster, request, request as u64, draw),
+            query,
         };
         self.due = true;
-        self.state(cluster);
         let Some(state) = &self.state else { return Decision::Reject };
         match self.queue.push(item, now_ns, &mut QueueView { cluster, state }) {
             Ok(_) => Decision::Hold,

@@ -443,6 +443,7 @@ pub(crate) fn query(pool: &Pool, unit: &Unit, leg: Leg, turn: u64, draw: u64) ->
         block_size: pool.block_size(),
         turn,
         draw,
+        sharing: pool.conversations.find(&unit.hashes),
     }
 }
 

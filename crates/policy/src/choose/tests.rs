@@ -3,6 +3,7 @@
 use super::*;
 use crate::load::LoadWeights;
 use proptest::prelude::*;
+use splitrail_kv::{PromptSharing, SharedPrefix};
 
 const OVERLAP: Policy = Policy::KvOverlap {
     overlap_weight: 1.0,
@@ -12,7 +13,15 @@ const OVERLAP: Policy = Policy::KvOverlap {
 };
 
 fn query(leg: Leg) -> Query {
-    Query { leg, prompt_tokens: 160, prompt_blocks: 10, block_size: 16, turn: 0, draw: 0 }
+    Query {
+        leg,
+        prompt_tokens: 160,
+        prompt_blocks: 10,
+        block_size: 16,
+        turn: 0,
+        draw: 0,
+        sharing: PromptSharing::default(),
+    }
 }
 
 fn up(number: u32) -> Candidate {
@@ -275,7 +284,70 @@ fn a_choice_says_what_it_is_made_of() {
     assert!((far.ttft_ms() + far.extra_work_ms - choice.costs[1]).abs() < 1e-9);
 }
 
+/// The worker that gets a prompt of which `held[i]` blocks are on worker `i`, and `shared` blocks are in
+/// so many conversations.
+fn chosen_of_shared(held: &[u32], shared: u32, conversations: u32) -> CandidateIndex {
+    let candidate = |(number, blocks): (usize, &u32)| Candidate {
+        overlap_blocks: *blocks,
+        cache_fill: f64::from(*blocks) / 100.0,
+        ..up(number as u32)
+    };
+    let candidates: Vec<Candidate> = held.iter().enumerate().map(candidate).collect();
+    let prefix = SharedPrefix { blocks: shared, conversations };
+    let query = Query { sharing: PromptSharing::new([prefix], 0.0), ..long(0) };
+    pick(&Policy::predicted_ttft(), &candidates, &[], query).unwrap().index
+}
+
+#[test]
+fn conversations_spread_over_the_workers_and_stay_where_their_history_is() {
+    let index = CandidateIndex;
+    assert_eq!(chosen_of_shared(&[20, 0, 0], 20, 3), index(0), "it is not in enough conversations");
+    assert_eq!(chosen_of_shared(&[20, 0, 1], 20, 4), index(1), "an empty cache is preferred");
+    assert_eq!(chosen_of_shared(&[24, 20, 0], 20, 30), index(0), "more is held than is shared");
+    assert_eq!(chosen_of_shared(&[0, 0, 0], 20, 30), index(0));
+    // Where there are many workers, each copy serves eight conversations before there is another.
+    let mut fleet = [0; 64];
+    fleet[7] = 20;
+    assert_eq!(chosen_of_shared(&fleet, 20, 8), index(7));
+    assert_eq!(chosen_of_shared(&fleet, 20, 9), index(0));
+    fleet[0] = 20;
+    assert!([index(0), index(7)].contains(&chosen_of_shared(&fleet, 20, 16)));
+    assert_eq!(chosen_of_shared(&fleet, 20, 17), index(1));
+}
+
+#[test]
+fn a_busy_worker_gets_a_conversation_with_many_later_prompts_only_for_its_history() {
+    let busy = Candidate { busy_share: 0.5, overlap_blocks: 4, ..up(0) };
+    let chosen = |busy, later_blocks| {
+        let query = Query { sharing: PromptSharing::new([], later_blocks), ..long(0) };
+        pick(&Policy::predicted_ttft(), &[busy, up(1)], &[], query).unwrap()
+    };
+    assert_eq!(chosen(busy, 1.0).index, CandidateIndex(0));
+    let choice = chosen(busy, 20.0);
+    assert_eq!(choice.index, CandidateIndex(1));
+    // 20 blocks of 500 tokens at 85 us, twice as long as on an idle worker.
+    let later: Vec<f64> = choice.terms.iter().map(|terms| terms.later_turns_ms).collect();
+    assert!((later[0] - 850.0).abs() < 1e-6 && later[1] == 0.0, "{later:?}");
+    assert_eq!(chosen(Candidate { overlap_blocks: 30, ..busy }, 20.0).index, CandidateIndex(0));
+}
+
 proptest! {
+    /// A shared prefix costs the same wherever it is, apart from the wait and the hand-off.
+    #[test]
+    fn a_shared_prefix_attracts_no_prompt(held in proptest::collection::vec(0u32..21, 2..9)) {
+        let blocks = held.iter().copied().max().unwrap();
+        let candidates: Vec<Candidate> = (0..)
+            .zip(&held)
+            .map(|(number, held)| Candidate { overlap_blocks: *held, ..up(number) })
+            .collect();
+        let prefix = SharedPrefix { blocks: 25, conversations: 100 };
+        let query = Query { sharing: PromptSharing::new([prefix], 0.0), ..long(0) };
+        let choice = pick(&Policy::predicted_ttft(), &candidates, &[], query).unwrap();
+        for (terms, cost) in choice.terms.iter().zip(&choice.costs) {
+            prop_assert!((cost - choice.costs[0]).abs() < 1e-6, "{terms:?}, {blocks} blocks");
+        }
+    }
+
     /// A worker that is better in every term is always chosen.
     #[test]
     fn no_choice_is_worse_than_another_in_every_term(fleet in fleet(), leg in 0usize..3) {

@@ -15,6 +15,7 @@ fn query(leg: Leg) -> Query {
         block_size: BLOCK_TOKENS,
         turn: 0,
         draw: 0,
+        sharing: Default::default(),
     }
 }
 

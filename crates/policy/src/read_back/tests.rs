@@ -15,6 +15,7 @@ fn query() -> Query {
         block_size: BLOCK_TOKENS,
         turn: 0,
         draw: 0,
+        sharing: Default::default(),
     }
 }
 

@@ -203,11 +203,11 @@ fn remote(
     price: f64,
 ) -> (CostTerms, Option<FetchPlan>) {
     let usual = &candidate.coefficients;
-    let mut terms = terms(candidate, query, usual);
+    let mut terms = terms(candidate, query, usual, 0);
     let wait_ms = terms.wait_ms + ahead_ms;
     // A fetch begins when the request is released, so no more of the common wait hides it.
     terms.wait_ms = terms.wait_ms.max(wait_ms.min(FETCH_LEAD_NS as f64 / 1e6));
-    let plan = sources.plan(candidate, query, &terms, usual, price);
+    let plan = sources.plan(candidate, query, &terms, usual, 0, price);
     let (terms, fetch) = plan.map_or((terms, None), |(plan, with)| (with, Some(plan)));
     (CostTerms { wait_ms, ..terms }, fetch)
 }
@@ -217,7 +217,7 @@ fn decode_ms(input: &ComparisonInput<'_>) -> Option<f64> {
     let query = Query { leg: Leg::Decode, ..input.query };
     let up = input.decode.iter().filter(|candidate| candidate.up);
     let after = |candidate: &Candidate| {
-        terms(candidate, &query, &candidate.coefficients).ttft_ms() + step_ms(candidate) / 2.0
+        terms(candidate, &query, &candidate.coefficients, 0).ttft_ms() + step_ms(candidate) / 2.0
     };
     up.map(after).min_by(f64::total_cmp)
 }

@@ -16,6 +16,7 @@ fn query(prompt_tokens: u64, draw: u64) -> Query {
         block_size: BLOCK,
         turn: 0,
         draw,
+        sharing: Default::default(),
     }
 }
 

@@ -11,6 +11,7 @@ fn query(prompt_tokens: u64, draw: u64) -> Query {
         block_size: 512,
         turn: 5,
         draw,
+        sharing: Default::default(),
     }
 }
 

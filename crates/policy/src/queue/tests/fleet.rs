@@ -52,6 +52,7 @@ impl Fleet {
             block_size: BLOCK as u32,
             turn: 0,
             draw: 0,
+            sharing: Default::default(),
         };
         Item {
             key: self.prompts.len() - 1,
