@@ -103,7 +103,7 @@ pub struct Candidate {
     /// Which of the kept KV that is: two requests cannot read the same.
     pub readable_pin: u64,
     /// The share of the worker's KV cache, from 0 to 1, that has blocks of any prompt; 0 if that is not
-    /// known. Of candidates that are equal otherwise, the emptiest is chosen.
+    /// known.
     pub cache_fill: f64,
     /// How the worker's engine stores KV.
     pub kv_format: KvFormat,

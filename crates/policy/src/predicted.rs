@@ -4,7 +4,7 @@
 //! prefill leg     wait + fetch + read + load + prefill + hand-off(prompt) + delay of other requests
 //! aggregated      wait + fetch + load + prefill + step                    + delay of other requests
 //! decode leg      wait + load + hand-off(what it lacks) + step
-//! delay           price x (work - least work) + copy + later turns - credits
+//! delay           price x (work - least work) + copy + room + later turns - credits
 //! ```
 //!
 //! `prefill` is the time for the tokens that the worker will not hold when it begins this prompt:
@@ -35,8 +35,11 @@
 //! prompts will have to compute is therefore charged at the worker's own load: `1 / (1 - rho)`, less
 //! the 1 of an idle worker.
 //!
-//! There is no term for evictions, because conversations that spread evict little from each other.
-//! `docs/policies.md` has the figures with and without one.
+//! **Room.** A block that is computed takes the place of another one if the cache is full. So a part of
+//! the time to compute what the worker lacks, apart from shared blocks, is charged, times the share of
+//! its cache that has blocks: caches fill evenly, even where one worker seems a little faster than another. What exactly would be
+//! evicted, how long it was not used and what it cost, made placement better only with the engine's own
+//! order of eviction, which events do not tell; `docs/policies.md` has the figures.
 
 use serde::Serialize;
 use splitrail_kv::{PromptSharing, SharedPrefix};
@@ -71,6 +74,8 @@ pub struct CostTerms {
     /// The delay of later requests because fetched blocks take the place of others and use links; 0
     /// without a fetch.
     pub copy_ms: f64,
+    /// The delay of other requests because new blocks take the place of theirs.
+    pub room_ms: f64,
     /// The delay of other requests by the later turns of the conversation, which will come to the same
     /// worker.
     pub later_turns_ms: f64,
@@ -90,7 +95,7 @@ fn is_zero(ms: &f64) -> bool {
 impl CostTerms {
     /// The cost.
     pub fn total_ms(&self) -> f64 {
-        let delay_ms = self.extra_work_ms + self.copy_ms + self.later_turns_ms;
+        let delay_ms = self.extra_work_ms + self.copy_ms + self.room_ms + self.later_turns_ms;
         self.ttft_ms() + delay_ms - self.shared_credit_ms - self.resume_credit_ms
     }
 
@@ -104,6 +109,10 @@ impl CostTerms {
 /// How many conversations a copy of a shared prefix serves before a further copy pays, as long as some
 /// workers have none.
 const CONVERSATIONS_PER_COPY: usize = 8;
+
+/// What a block that takes the place of another one costs, relative to computing it. On recorded coding
+/// agents, 0.2 to 0.4 gave the same times to first token within their noise, and 0 and 1 worse ones.
+const ROOM_PRICE: f64 = 0.3;
 
 /// The number of later requests that an extra millisecond of prefill delays, computed from the
 /// workers' load and the requests that wait for any worker (`waiting_here`) or on a worker.
@@ -220,6 +229,7 @@ pub(crate) fn terms(
         step_ms,
         extra_work_ms: unshared.work_ms,
         copy_ms: 0.0,
+        room_ms: ROOM_PRICE * candidate.cache_fill * unshared.work_ms,
         later_turns_ms: ms(later_seconds) * (load_price(candidate.busy_share) - 1.0),
         shared_credit_ms: times.own_ms() - unshared.own_ms(),
         resume_credit_ms,

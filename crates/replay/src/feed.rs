@@ -153,6 +153,7 @@ impl Feed {
                 waiting: cluster.waiting_requests(worker) as u32,
                 busy_share: self.busy[worker].at(cluster.now_ns()),
                 wait_ns: cluster.running_left_ns(worker) + self.waiting_ns[worker],
+                cache_fill: cluster.cache_fill(worker),
                 coefficients: self.coefficients[worker],
                 ..Candidate::default()
             };

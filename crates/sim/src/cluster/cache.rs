@@ -21,6 +21,14 @@ impl Cache {
         }
     }
 
+    /// The share of the cache, from 0 to 1, that has blocks; 0 of one that knows the future.
+    pub(super) fn fill(&self) -> f64 {
+        match self {
+            Self::Lru(cache) => cache.len() as f64 / cache.capacity().max(1) as f64,
+            Self::Clairvoyant(_) => 0.0,
+        }
+    }
+
     /// Number of leading blocks that it holds.
     pub fn leading(&self, blocks: &[u32]) -> u32 {
         match self {

@@ -102,6 +102,11 @@ impl<'a> Cluster<'a> {
         &self.caches[worker.min(self.caches.len() - 1)]
     }
 
+    /// The share of a prefill worker's cache, from 0 to 1, that has blocks.
+    pub fn cache_fill(&self, worker: usize) -> f64 {
+        self.cache(worker).fill()
+    }
+
     /// Number of requests at a prefill worker whose prefill has not ended.
     pub fn outstanding_requests(&self, worker: usize) -> u32 {
         self.prefill[worker].outstanding_requests
