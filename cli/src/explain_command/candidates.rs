@@ -11,7 +11,7 @@ use crate::table::{Column, lines};
 const TEXT_MAX_COLUMNS: usize = 1000;
 
 /// The terms of a cost in milliseconds: the member, its name, and its sign in the cost.
-pub(super) const TERMS: [(&str, &str, f64); 10] = [
+pub(super) const TERMS: [(&str, &str, f64); 13] = [
     ("wait_ms", "wait", 1.0),
     ("fetch_ms", "fetch", 1.0),
     ("read_ms", "read-back", 1.0),
@@ -21,7 +21,10 @@ pub(super) const TERMS: [(&str, &str, f64); 10] = [
     ("step_ms", "step", 1.0),
     ("extra_work_ms", "extra work", 1.0),
     ("copy_ms", "copy", 1.0),
-    ("resume_credit_ms", "credit", -1.0),
+    ("room_ms", "room", 1.0),
+    ("later_turns_ms", "later turns", 1.0),
+    ("shared_credit_ms", "shared credit", -1.0),
+    ("resume_credit_ms", "resume credit", -1.0),
 ];
 
 /// Columns after the terms: title and member.

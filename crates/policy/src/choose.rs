@@ -10,7 +10,7 @@ use crate::fetch::{BestSources, FetchPlan, Source};
 use crate::index::{CandidateIndex, WorkerIndex};
 use crate::load::LoadWeights;
 use crate::policy::Policy;
-use crate::predicted::{CostTerms, Load, shared_blocks, terms};
+use crate::predicted::{Common, CostTerms, Load, terms};
 use crate::read_back::AvailablePrefix;
 use splitrail_kv::mix;
 
@@ -195,14 +195,13 @@ impl Choice {
         self.extra_work_price = price;
         let usual = Coefficients::usual(self.eligible.iter().map(|i| &candidates[*i].coefficients));
         let held = self.eligible.iter().map(|i| candidates[*i].held_blocks());
-        let shared = match query.leg {
-            Leg::Decode => 0,
-            Leg::Prefill | Leg::Aggregated => shared_blocks(&query.sharing, held),
+        let common = match query.leg {
+            Leg::Decode => Common::alone(usual),
+            Leg::Prefill | Leg::Aggregated => Common::of(query, usual, held),
         };
-        let of = |candidate| terms(candidate, query, &usual, shared);
-        self.terms.extend(candidates.iter().map(of));
+        self.terms.extend(candidates.iter().map(|candidate| terms(candidate, query, &common)));
         if !sources.is_empty() && query.leg != Leg::Decode {
-            self.plan_fetches(candidates, sources, query, &usual, shared);
+            self.plan_fetches(candidates, sources, query, &common);
         }
         let works = self.eligible.iter().map(|i| self.terms[*i].extra_work_ms);
         let least = works.fold(f64::INFINITY, f64::min);
@@ -224,13 +223,12 @@ impl Choice {
         candidates: &[Candidate],
         sources: &[Source],
         query: &Query,
-        usual: &Coefficients,
-        shared: u32,
+        common: &Common,
     ) {
         self.sources.select(sources);
         let price = self.extra_work_price;
         for (terms, candidate) in self.terms.iter_mut().zip(candidates) {
-            let best = self.sources.plan(candidate, query, terms, usual, shared, price);
+            let best = self.sources.plan(candidate, query, terms, common, price);
             self.fetches.push(best.map(|(plan, with_fetch)| {
                 *terms = with_fetch;
                 plan

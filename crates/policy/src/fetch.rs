@@ -31,10 +31,9 @@
 use serde::Serialize;
 
 use crate::candidate::{Candidate, Query};
-use crate::coefficients::Coefficients;
 use crate::index::WorkerIndex;
 use crate::kv_format::KvFormat;
-use crate::predicted::{ComputeTimes, CostTerms, ms};
+use crate::predicted::{Common, ComputeTimes, CostTerms, ms};
 use crate::read_back::READ_MIN_TOKENS;
 
 /// The most sources that a decision examines for each candidate.
@@ -115,15 +114,13 @@ impl BestSources {
     }
 
     /// The fetch that saves a candidate most, and its terms with that fetch. `None` if computing is
-    /// cheaper. `without` are the terms without a fetch, `shared` is the number of leading
-    /// blocks a further copy of which pays, and `price` is that of extra work.
+    /// cheaper. `without` are the terms without a fetch, `price` is that of extra work.
     pub(crate) fn plan(
         &self,
         candidate: &Candidate,
         query: &Query,
         without: &CostTerms,
-        usual: &Coefficients,
-        shared: u32,
+        common: &Common,
         price: f64,
     ) -> Option<(FetchPlan, CostTerms)> {
         let mut best: Option<(f64, FetchPlan, CostTerms)> = None;
@@ -132,7 +129,7 @@ impl BestSources {
             let hidden = hidden.filter(|hidden| *hidden < whole.blocks);
             let hidden = hidden.and_then(|hidden| fetch_of(candidate, source, hidden, query));
             for plan in [Some(whole), hidden].into_iter().flatten() {
-                let (plan, terms) = fetched(candidate, plan, query, without, usual, shared);
+                let (plan, terms) = fetched(candidate, plan, query, without, common);
                 let computed_ms = without.prefill_ms - terms.prefill_ms + without.read_ms
                     - terms.read_ms
                     + price * (without.extra_work_ms - terms.extra_work_ms);
@@ -198,19 +195,18 @@ fn fetched(
     plan: FetchPlan,
     query: &Query,
     without: &CostTerms,
-    usual: &Coefficients,
-    shared: u32,
+    common: &Common,
 ) -> (FetchPlan, CostTerms) {
-    let times = ComputeTimes::of(candidate, query, plan.blocks, usual);
+    let times = ComputeTimes::of(candidate, query, plan.blocks, &common.usual);
     let ComputeTimes { read_ms, prefill_ms, .. } = times;
-    let unshared = times.beyond(candidate, query, shared.max(plan.blocks), plan.blocks, usual);
+    let unshared = common.unshared(candidate, query, plan.blocks, times);
     let work_ms = unshared.work_ms;
     let copy_ms = copy_ms(candidate, &plan, without.extra_work_ms - work_ms);
     let with = |plan: FetchPlan| {
         let fetch_ms = (plan.ready_ms - without.wait_ms).max(0.0);
         // Of the fetch, the shared blocks are credited as those are that are computed.
         let held = candidate.held_blocks();
-        let shared_ratio = f64::from(shared.min(plan.blocks).saturating_sub(held))
+        let shared_ratio = f64::from(common.shared_blocks.min(plan.blocks).saturating_sub(held))
             / f64::from((plan.blocks - held).max(1));
         let extra_work_ms = work_ms + fetch_ms * (1.0 - shared_ratio);
         let shared_credit_ms = times.own_ms() - unshared.own_ms() + fetch_ms * shared_ratio;

@@ -37,8 +37,8 @@
 //!
 //! **Room.** A block that is computed takes the place of another one if the cache is full. So a part of
 //! the time to compute what the worker lacks, apart from shared blocks, is charged, times the share of
-//! its cache that has blocks: caches fill evenly, even where one worker seems a little faster than another. What exactly would be
-//! evicted, how long it was not used and what it cost, made placement better only with the engine's own
+//! its cache that has blocks: caches fill evenly, even where one worker seems a little faster than
+//! another. To charge exactly what would be evicted made placement better only with the engine's own
 //! order of eviction, which events do not tell; `docs/policies.md` has the figures.
 
 use serde::Serialize;
@@ -152,13 +152,73 @@ fn load_price(busy_share: f64) -> f64 {
     1.0 / (1.0 - busy_share).max(1.0 / PRICE_MAX)
 }
 
+/// What is the same for all candidates of a decision.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Common {
+    /// The coefficients of the fleet's usual worker.
+    pub(crate) usual: Coefficients,
+    /// The number of leading blocks that count as shared.
+    pub(crate) shared_blocks: u32,
+    /// The time to compute the rest on the usual worker.
+    unshared_ms: f64,
+    /// The time that the later turns of the conversation take on the usual worker.
+    later_ms: f64,
+}
+
+impl Common {
+    /// For a prompt without any sharing, on workers that are as fast as this one.
+    pub(crate) fn alone(usual: Coefficients) -> Self {
+        Self { usual, shared_blocks: 0, unshared_ms: 0.0, later_ms: 0.0 }
+    }
+
+    /// For a prompt of which the candidates hold so many blocks each.
+    pub(crate) fn of(
+        query: &Query,
+        usual: Coefficients,
+        held_blocks: impl Iterator<Item = u32> + Clone,
+    ) -> Self {
+        let shared_blocks = shared_blocks(&query.sharing, held_blocks);
+        let cached = query.cached_tokens(shared_blocks);
+        let later_tokens = query.sharing.later_blocks * f64::from(query.block_size);
+        Self {
+            usual,
+            shared_blocks,
+            unshared_ms: ms(usual.prefill_seconds(query.prompt_tokens, cached)),
+            later_ms: ms(later_tokens * usual.prefill_seconds_per_token),
+        }
+    }
+
+    /// What a candidate would have to do if it held the shared blocks; `times` are for the blocks that
+    /// it holds, or would hold after a fetch.
+    #[inline(always)]
+    pub(crate) fn unshared(
+        &self,
+        candidate: &Candidate,
+        query: &Query,
+        held_blocks: u32,
+        times: ComputeTimes,
+    ) -> ComputeTimes {
+        if self.shared_blocks <= held_blocks {
+            return times;
+        }
+        if candidate.readable_blocks == 0
+            && candidate.coefficients.prefill() == self.usual.prefill()
+        {
+            let prefill_ms = self.unshared_ms;
+            return ComputeTimes { read_ms: 0.0, prefill_ms, work_ms: prefill_ms };
+        }
+        ComputeTimes::of(candidate, query, self.shared_blocks, &self.usual)
+    }
+}
+
 /// The number of leading blocks that count as shared, because a further copy of them pays; at most as
 /// many as one of the candidates holds. Each candidate is given by the number of blocks that it holds.
-pub(crate) fn shared_blocks(
-    sharing: &PromptSharing,
-    held_blocks: impl Iterator<Item = u32> + Clone,
-) -> u32 {
-    let (workers, most) = (held_blocks.clone().count(), held_blocks.clone().max().unwrap_or(0));
+fn shared_blocks(sharing: &PromptSharing, held_blocks: impl Iterator<Item = u32> + Clone) -> u32 {
+    if sharing.prefixes().next().is_none() {
+        return 0;
+    }
+    let (workers, most) =
+        held_blocks.clone().fold((0, 0), |(workers, most), held| (workers + 1, held.max(most)));
     let is_shared = |prefix: &SharedPrefix| {
         let copies = held_blocks.clone().filter(|held| *held >= prefix.blocks.min(most)).count();
         prefix.conversations as usize > workers.min(copies * CONVERSATIONS_PER_COPY)
@@ -166,20 +226,15 @@ pub(crate) fn shared_blocks(
     sharing.prefixes().find(is_shared).map_or(0, |prefix| prefix.blocks.min(most))
 }
 
-/// All terms of a candidate. `extra_work_ms` is the whole work here, without that for the `shared`
-/// leading blocks, because the least work of all candidates is not known yet, and `resume_credit_ms` is
-/// that of this request alone.
-pub(crate) fn terms(
-    candidate: &Candidate,
-    query: &Query,
-    usual: &Coefficients,
-    shared: u32,
-) -> CostTerms {
+/// All terms of a candidate. `extra_work_ms` is the whole work here, without that for the shared
+/// blocks, because the least work of all candidates is not known yet, and `resume_credit_ms` is that of
+/// this request alone.
+pub(crate) fn terms(candidate: &Candidate, query: &Query, common: &Common) -> CostTerms {
     let costs = &candidate.coefficients;
     let lacking_blocks = query.prompt_blocks.saturating_sub(candidate.believed_blocks());
     let needed_tokens = u64::from(lacking_blocks) * u64::from(query.block_size);
-    let room_ms = ms(candidate.kv_room.wait_seconds(needed_tokens));
-    let wait_ms = wait_ms(candidate, query.leg).max(room_ms);
+    let wait_for_room_ms = ms(candidate.kv_room.wait_seconds(needed_tokens));
+    let wait_ms = wait_ms(candidate, query.leg).max(wait_for_room_ms);
     let load_ms = ms(load_seconds(candidate, query));
     let step_ms = || {
         let context = candidate.active_tokens.saturating_add(query.prompt_tokens);
@@ -201,16 +256,14 @@ pub(crate) fn terms(
         };
     }
     let held = candidate.held_blocks();
-    let times = ComputeTimes::of(candidate, query, held, usual);
+    let times = ComputeTimes::of(candidate, query, held, &common.usual);
     let ComputeTimes { read_ms, prefill_ms, .. } = times;
-    let unshared = times.beyond(candidate, query, held.max(shared), held, usual);
-    let later_seconds =
-        query.sharing.later_blocks * f64::from(query.block_size) * usual.prefill_seconds_per_token;
+    let unshared = common.unshared(candidate, query, held, times);
     let resume_credit_ms = match candidate.unresumable_blocks() {
         0 => 0.0,
         more => {
             let resumed = candidate.held_blocks() + more;
-            let resumed = ComputeTimes::of(candidate, query, resumed, usual);
+            let resumed = ComputeTimes::of(candidate, query, resumed, &common.usual);
             RESUME_CREDIT * (prefill_ms - resumed.prefill_ms).max(0.0)
         }
     };
@@ -230,7 +283,7 @@ pub(crate) fn terms(
         extra_work_ms: unshared.work_ms,
         copy_ms: 0.0,
         room_ms: ROOM_PRICE * candidate.cache_fill * unshared.work_ms,
-        later_turns_ms: ms(later_seconds) * (load_price(candidate.busy_share) - 1.0),
+        later_turns_ms: common.later_ms * (load_price(candidate.busy_share) - 1.0),
         shared_credit_ms: times.own_ms() - unshared.own_ms(),
         resume_credit_ms,
     }
@@ -264,18 +317,6 @@ impl ComputeTimes {
             ms(usual.prefill_seconds(query.prompt_tokens, cached))
         };
         Self { read_ms, prefill_ms, work_ms: work_ms + read_ms }
-    }
-
-    /// These times, which are those behind `held` blocks, or those behind more.
-    pub(crate) fn beyond(
-        self,
-        candidate: &Candidate,
-        query: &Query,
-        blocks: u32,
-        held: u32,
-        usual: &Coefficients,
-    ) -> Self {
-        if blocks > held { Self::of(candidate, query, blocks, usual) } else { self }
     }
 
     /// The time of the request itself.
@@ -319,16 +360,16 @@ mod tests {
     fn each_leg_has_the_terms_of_what_it_does() {
         let (idle, usual) =
             (Candidate { up: true, ..Candidate::default() }, Coefficients::default());
-        let prefill = terms(&idle, &query(Leg::Prefill), &usual, 0);
+        let prefill = terms(&idle, &query(Leg::Prefill), &Common::alone(usual));
         assert!((prefill.prefill_ms - 1195.6).abs() < 1e-6, "{prefill:?}");
         // 5 ms and 12,000 x 327,680 bytes at 100 GB/s.
         assert!((prefill.hand_off_ms - 44.3216).abs() < 1e-6, "{prefill:?}");
         let decode = Candidate { requests: 9, active_tokens: 88_000, ..idle };
-        let decode = terms(&decode, &query(Leg::Decode), &usual, 0);
+        let decode = terms(&decode, &query(Leg::Decode), &Common::alone(usual));
         // 15 ms, 10 x 0.1 ms, 100,000 x 30 ns.
         assert!((decode.step_ms - 19.0).abs() < 1e-6, "{decode:?}");
         assert!(decode.prefill_ms == 0.0 && decode.hand_off_ms == prefill.hand_off_ms);
-        let both = terms(&idle, &query(Leg::Aggregated), &usual, 0);
+        let both = terms(&idle, &query(Leg::Aggregated), &Common::alone(usual));
         assert!(both.hand_off_ms == 0.0 && both.prefill_ms == prefill.prefill_ms);
         assert!(both.step_ms > 15.0);
     }
@@ -338,7 +379,8 @@ mod tests {
         let kv_room = KvRoom { free_tokens: 2_000, used_tokens: 20_000, kept_seconds: 4.0 };
         let full = Candidate { up: true, kv_room, ..Candidate::default() };
         let usual = Coefficients::default();
-        let wait_ms = |candidate| terms(&candidate, &query(Leg::Decode), &usual, 0).wait_ms;
+        let wait_ms =
+            |candidate| terms(&candidate, &query(Leg::Decode), &Common::alone(usual)).wait_ms;
         // Of 23 blocks of 512 tokens it lacks room for 9,776 tokens, about half of what is in use.
         assert!((wait_ms(full) - 1_955.2).abs() < 1e-6, "{}", wait_ms(full));
         let holds_most = Candidate { overlap_blocks: 20, ..full };
@@ -353,7 +395,7 @@ mod tests {
         let usual = Coefficients::default();
         let of = |spine_blocks, overlap_blocks| {
             let held = Candidate { up: true, spine_blocks, overlap_blocks, ..Candidate::default() };
-            terms(&held, &query(Leg::Aggregated), &usual, 0)
+            terms(&held, &query(Leg::Aggregated), &Common::alone(usual))
         };
         let (cold, unresumable, held) = (of(0, 0), of(20, 0), of(20, 20));
         assert!((unresumable.ttft_ms() - cold.ttft_ms()).abs() < 1e-9);

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::coefficients::Coefficients;
 use crate::{CandidateIndex, Choice, KvFormat, Leg, Policy, pick};
 
 const BLOCK_TOKENS: u32 = 500;

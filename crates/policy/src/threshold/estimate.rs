@@ -5,7 +5,7 @@ use crate::candidate::{Candidate, Leg, Query};
 use crate::fetch::{BestSources, FetchPlan, MARGIN_RATIO, copy_ms};
 use crate::index::CandidateIndex;
 use crate::load::load_seconds;
-use crate::predicted::{CostTerms, extra_work_price, ms, terms};
+use crate::predicted::{Common, CostTerms, extra_work_price, ms, terms};
 use crate::queue::FETCH_LEAD_NS;
 
 /// Steps up to this share of the goal cost no budget; the rest is a margin for prediction errors.
@@ -202,12 +202,12 @@ fn remote(
     sources: &BestSources,
     price: f64,
 ) -> (CostTerms, Option<FetchPlan>) {
-    let usual = &candidate.coefficients;
-    let mut terms = terms(candidate, query, usual, 0);
+    let common = Common::alone(candidate.coefficients);
+    let mut terms = terms(candidate, query, &common);
     let wait_ms = terms.wait_ms + ahead_ms;
     // A fetch begins when the request is released, so no more of the common wait hides it.
     terms.wait_ms = terms.wait_ms.max(wait_ms.min(FETCH_LEAD_NS as f64 / 1e6));
-    let plan = sources.plan(candidate, query, &terms, usual, 0, price);
+    let plan = sources.plan(candidate, query, &terms, &common, price);
     let (terms, fetch) = plan.map_or((terms, None), |(plan, with)| (with, Some(plan)));
     (CostTerms { wait_ms, ..terms }, fetch)
 }
@@ -217,7 +217,8 @@ fn decode_ms(input: &ComparisonInput<'_>) -> Option<f64> {
     let query = Query { leg: Leg::Decode, ..input.query };
     let up = input.decode.iter().filter(|candidate| candidate.up);
     let after = |candidate: &Candidate| {
-        terms(candidate, &query, &candidate.coefficients, 0).ttft_ms() + step_ms(candidate) / 2.0
+        terms(candidate, &query, &Common::alone(candidate.coefficients)).ttft_ms()
+            + step_ms(candidate) / 2.0
     };
     up.map(after).min_by(f64::total_cmp)
 }
