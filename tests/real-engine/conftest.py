@@ -72,6 +72,7 @@ LAST = (
     "test_fetch.py",
     "test_hybrid.py",
     "test_mooncake.py",
+    "test_placement.py",
     "test_push.py",
     "test_sglang.py",
     "test_shared_storage.py",

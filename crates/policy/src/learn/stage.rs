@@ -48,7 +48,7 @@ impl<const N: usize> Stage<N> {
     }
 
     /// The scales as far as they are trusted at the time `now_ns`: those of the usual worker before
-    /// the first observation, and as long as the two differ by noise.
+    /// the second observation, and as long as the two differ by noise.
     pub(super) fn scales(&self, now_ns: u64) -> [f64; N] {
         if !self.is_observed() {
             return self.usual;
@@ -58,7 +58,9 @@ impl<const N: usize> Stage<N> {
         let within = self.fit.evidence().error.clamp(EQUAL_WITHIN.0, EQUAL_WITHIN.1);
         // Zero for a difference within the noise, and almost one for a large one.
         let counts = (1.0 - (within / difference).powi(2)).max(0.0);
-        self.fit.scales(self.trust(now_ns) * counts, &self.usual)
+        // The first requests of an engine may take longer, and a worker that is thought slow gets few.
+        let settled = 1.0 - 1.0 / self.fit.evidence().observations as f64;
+        self.fit.scales(self.trust(now_ns) * counts * settled, &self.usual)
     }
 
     /// How many times as long as on the usual worker this stage takes.
