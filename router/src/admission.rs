@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use dashmap::DashMap;
 use http::HeaderMap;
 
+use splitrail_api::session::session;
 use splitrail_api::shares::ClientShare;
 use splitrail_config::model::FairBy;
 use splitrail_settings::address_shares::{SHARE_OF_FREE, client_prefix};
@@ -83,6 +84,10 @@ impl Admission {
         match fair_by {
             FairBy::None {} => None,
             FairBy::Address {} => Some(self.of_address(peer)),
+            FairBy::Session {} => Some(match session(headers) {
+                Some(session) => ClientShare { number: self.hasher.hash_one(session), weight: 1.0 },
+                None => self.of_address(peer),
+            }),
             FairBy::Header { name } => {
                 let number = self.hasher.hash_one(headers.get(name).map(|value| value.as_bytes()));
                 Some(ClientShare { number, weight: 1.0 })
@@ -259,6 +264,12 @@ mod tests {
         assert_ne!(key(&by, "10.0.0.1", &none), key(&by, "10.0.0.2", &none));
         assert_eq!(key(&by, "2001:db8::1", &none), key(&by, "2001:db8::ffff:2", &none));
         assert_ne!(key(&by, "2001:db8::1", &none), key(&by, "2001:db8:0:1::1", &none));
+        let by = FairBy::Session {};
+        let session: HeaderMap =
+            [("x-session-id".parse().unwrap(), "s".parse().unwrap())].into_iter().collect();
+        assert_eq!(key(&by, "10.0.0.1", &session), key(&by, "10.0.0.2", &session));
+        assert_ne!(key(&by, "10.0.0.1", &session), key(&by, "10.0.0.1", &none));
+        assert_ne!(key(&by, "10.0.0.1", &none), key(&by, "10.0.0.2", &none));
         let by = FairBy::Header { name: "X-API-Key".into() };
         headers.insert("x-api-key", "a".parse().unwrap());
         assert_eq!(key(&by, "10.0.0.1", &headers), key(&by, "10.0.0.2", &headers));

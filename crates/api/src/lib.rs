@@ -15,6 +15,7 @@ pub mod request;
 mod responses;
 pub mod sampling;
 pub mod sanitise;
+pub mod session;
 pub mod shares;
 pub mod steering;
 pub mod text;

@@ -8,6 +8,7 @@ use http::header::{HeaderMap, HeaderName};
 
 use splitrail_api::error::Error;
 use splitrail_api::name::Name;
+use splitrail_api::session::session;
 use splitrail_api::text::random_id;
 use splitrail_api::via;
 use splitrail_ledger::timeline::RequestTrace;
@@ -39,6 +40,8 @@ pub struct Identity {
     pub protocol: Protocol,
     /// The trace that the client takes part in.
     pub trace: ClientTrace,
+    /// The session that the client names.
+    pub session: Option<Name>,
     /// The routers that it has come through, as a value of `via`.
     pub via: Option<HeaderValue>,
 }
@@ -123,12 +126,13 @@ impl Identity {
         trace: ClientTrace,
     ) -> Self {
         let (request_id, arrived) = (request_id(sent_id), Instant::now());
-        Self { request_id, arrived, client, protocol, trace, via: None }
+        Self { request_id, arrived, client, protocol, trace, session: None, via: None }
     }
 
-    /// Reads the routers that the request has come through from its head.
+    /// Reads its session, and the routers that the request has come through, from its head.
     #[must_use]
     pub fn come_through(mut self, headers: &HeaderMap) -> Self {
+        self.session = session(headers).map(Name::from);
         // A request that comes back is refused before it has an identity.
         self.via = via::passed(headers).ok().flatten();
         self

@@ -25,6 +25,8 @@ pub struct Summary<'r> {
     pub protocol: &'static str,
     /// The address of the client.
     pub client: IpAddr,
+    /// The session that the client names.
+    pub session: Option<&'r str>,
     /// The tenant; `None` if the router has no tenants or the request had no valid credential.
     pub tenant: Option<&'r str>,
     /// The model's configured name, or the name that the client sent if no model has it.
@@ -74,6 +76,7 @@ impl<'r> Summary<'r> {
             trace_id: identity.trace.context().map(|context| context.trace_id),
             protocol: identity.protocol.name(),
             client: identity.client.to_canonical(),
+            session: identity.session.as_deref(),
             tenant: None,
             model: None,
             endpoint,

@@ -210,6 +210,8 @@ pub enum FairBy {
     None {},
     /// By address (IPv6: /64). Not useful behind a load balancer.
     Address {},
+    /// By the [session](limits.md#fair-shares) that agents name, without one by address.
+    Session {},
     /// By the value of a header, such as the API key. All clients without it count as one.
     Header {
         /// The name of the header.

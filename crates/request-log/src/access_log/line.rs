@@ -30,7 +30,7 @@ enum Value<'a> {
 }
 
 /// The fields of a request; those that are not known are `None`.
-fn fields<'s>(summary: &'s Summary<'_>) -> [(&'static str, Option<Value<'s>>); 23] {
+fn fields<'s>(summary: &'s Summary<'_>) -> [(&'static str, Option<Value<'s>>); 24] {
     let used = &summary.used;
     let above_0 = |count: u64| Some(Value::Number(count)).filter(|_| count > 0);
     let batch = if summary.prompts > 1 { summary.prompts as u64 } else { 0 };
@@ -38,6 +38,7 @@ fn fields<'s>(summary: &'s Summary<'_>) -> [(&'static str, Option<Value<'s>>); 2
         ("request_id", Some(Value::Text(summary.request_id))),
         ("trace_id", summary.trace_id.map(Value::TraceId)),
         ("client", Some(Value::Address(summary.client))),
+        ("session", summary.session.map(Value::Text)),
         ("tenant", summary.tenant.map(Value::Text)),
         ("model", summary.model.map(Value::Text)),
         ("endpoint", Some(Value::Text(summary.endpoint))),

@@ -85,6 +85,9 @@ fn put_request(out: &mut Vec<u8>, summary: &Summary<'_>) {
     text(out, "client.address", &client);
     text(out, "splitrail.request_id", summary.request_id);
     text(out, "splitrail.endpoint", summary.endpoint);
+    if let Some(session) = summary.session {
+        text(out, "gen_ai.conversation.id", session);
+    }
     if let Some(tenant) = summary.tenant {
         text(out, "splitrail.tenant", tenant);
     }
