@@ -17,7 +17,7 @@ use super::exclusion::Exclusion;
 use super::pool::{CandidateQuery, Pool};
 use super::roster::Roster;
 use splitrail_api::steering::Urgency;
-use splitrail_policy::queue::{Item, Queue, QueueConfig, RefusedItem, Ticket, View};
+use splitrail_policy::queue::{Item, Queue, QueueConfig, QueueRefusal, Ticket, View};
 use splitrail_policy::{Candidate, Choice, Leg, Policy, Query, Source};
 use splitrail_workload::booking::Booking;
 use splitrail_workload::clock::ns_since;
@@ -227,7 +227,7 @@ impl WaitingQueues {
         let mut queue = lock(line);
         let joined =
             queue.queue.push(item, ns_since(self.epoch, now), &mut FleetView::new(pool, now));
-        let ticket = joined.map_err(|refused: RefusedItem<_>| NoRoom {
+        let ticket = joined.map_err(|refused: QueueRefusal| NoRoom {
             reason: refused.predicted_ttft_ms.map_or(NoRoomReason::Full, NoRoomReason::Late),
             retry_after_seconds: refused.retry_after_seconds(),
         })?;

@@ -41,7 +41,7 @@ use crate::index::WorkerIndex;
 use crate::load::load_seconds;
 use fair::TenantWork;
 
-pub use goal::RefusedItem;
+pub use goal::QueueRefusal;
 pub(crate) use plan::FETCH_LEAD_NS;
 
 /// The settings of the queue.
@@ -234,10 +234,10 @@ impl<T> Queue<T> {
         item: Item<T>,
         now_ns: u64,
         view: &mut impl View<T>,
-    ) -> Result<Ticket, RefusedItem<T>> {
+    ) -> Result<Ticket, QueueRefusal> {
         if self.waiting.len() >= self.config.max_waiting {
             let retry_after_ms = self.backlog_ms(&item, view).unwrap_or(1e3);
-            return Err(RefusedItem::full(item, retry_after_ms));
+            return Err(QueueRefusal::full(retry_after_ms));
         }
         let mut candidates = Vec::new();
         view.candidates(&item.key, &mut candidates);

@@ -3,20 +3,18 @@
 use super::{Item, Queue, View, shortest_prefill_ms};
 use crate::candidate::Candidate;
 
-/// A request that the queue refuses.
-#[derive(Clone, Debug)]
-pub struct RefusedItem<T> {
-    /// The request.
-    pub item: Item<T>,
+/// Why the queue refuses a request.
+#[derive(Clone, Copy, Debug)]
+pub struct QueueRefusal {
     /// The lowest possible time to the first token; `None` if the queue is full.
     pub predicted_ttft_ms: Option<f64>,
     /// The time after which a retry can succeed.
     pub retry_after_ms: f64,
 }
 
-impl<T> RefusedItem<T> {
-    pub(super) fn full(item: Item<T>, retry_after_ms: f64) -> Self {
-        Self { item, predicted_ttft_ms: None, retry_after_ms }
+impl QueueRefusal {
+    pub(super) fn full(retry_after_ms: f64) -> Self {
+        Self { predicted_ttft_ms: None, retry_after_ms }
     }
 
     /// The value of the header `Retry-After`, from 1 to 3600.
@@ -33,7 +31,7 @@ impl<T> Queue<T> {
         prefill_ms: f64,
         now_ns: u64,
         candidates: &[Candidate],
-    ) -> Result<Item<T>, RefusedItem<T>> {
+    ) -> Result<Item<T>, QueueRefusal> {
         let Some(goal_ms) = self.config.ttft_goal_ms else { return Ok(item) };
         let waited_ms = now_ns.saturating_sub(item.arrival_ns) as f64 / 1e6;
         let wait_ms = self.wait_ms(&item, prefill_ms, candidates);
@@ -44,7 +42,7 @@ impl<T> Queue<T> {
             return Ok(item);
         }
         let retry_after_ms = (predicted_ms - goal_ms).min(wait_ms);
-        Err(RefusedItem { item, predicted_ttft_ms: Some(predicted_ms), retry_after_ms })
+        Err(QueueRefusal { predicted_ttft_ms: Some(predicted_ms), retry_after_ms })
     }
 
     /// The predicted wait of a request that is not in the queue; `None` without a worker that is up.
