@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::{Parser, Subcommand, ValueEnum};
 use splitrail_router::assemble::AssembleError;
 use splitrail_router::core::Core;
+use splitrail_router::reload::WatchedFile;
 use splitrail_router::run::{Running, Signals, until_stopped, wait_ready};
 use splitrail_settings::command::{
     AboutCommand, Build, Failure, describe, exit, finish, parse, print_line, variable_name,
@@ -271,6 +272,8 @@ async fn run(command: Command, logs: bool) -> Result<(), Failure> {
 
 /// With `logs`, each problem of the configuration becomes a log record.
 async fn serve(args: ServeArgs, logs: bool) -> Result<(), Failure> {
+    // What changes after this is noticed.
+    let watched = args.config.clone().filter(|_| args.reload_on_change).map(WatchedFile::new);
     let loaded = args.load().map_err(|problems| Failure::of_problems(&problems, logs))?;
     warn_of(&loaded.warnings);
     for note in &loaded.notes {
@@ -290,7 +293,7 @@ async fn serve(args: ServeArgs, logs: bool) -> Result<(), Failure> {
         running.write_ready_file(&path).map_err(|error| Failure::unwritten(&error))?;
     }
     let lines = queue_log_lines(running.core())?;
-    until_stopped(running, signals).await;
+    until_stopped(running, signals, watched).await;
     lines.close();
     Ok(())
 }
@@ -342,7 +345,7 @@ async fn run_quickstart(
     }
     let (running, _engines) = started.split();
     let lines = queue_log_lines(running.core())?;
-    until_stopped(running, signals).await;
+    until_stopped(running, signals, None).await;
     lines.close();
     Ok(())
 }

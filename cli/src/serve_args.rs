@@ -35,6 +35,9 @@ pub(crate) struct ServeArgs {
     /// The address of the admin listener; 127.0.0.1:9090 by default.
     #[arg(long, value_name = "IP:PORT", requires = "model")]
     admin: Option<SocketAddr>,
+    /// Reloads the configuration when the content of its file has changed.
+    #[arg(long, requires = "config")]
+    pub(crate) reload_on_change: bool,
     /// A JSON file with addresses and models that is written once everything is bound.
     #[arg(long)]
     pub(crate) ready_file: Option<PathBuf>,

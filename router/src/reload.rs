@@ -15,11 +15,13 @@ pub mod diff;
 mod leftovers;
 mod prepare;
 mod report;
+mod watched_file;
 
 use leftovers::Leftovers;
 use prepare::PreparedReload;
 pub use prepare::ReloadError;
 pub use report::{ReloadReport, problem_json};
+pub use watched_file::WatchedFile;
 
 use crate::core::Core;
 use splitrail_fleet::{Fleet, ServedModels};

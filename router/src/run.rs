@@ -21,7 +21,7 @@ use crate::ingress::connection_service::Routes;
 use crate::ingress::tls_listener::TlsListener;
 use crate::ingress::{grpc, http, listener};
 use crate::live::Live;
-use crate::reload::Reload;
+use crate::reload::{Reload, WatchedFile};
 use crate::runtime_lag;
 use splitrail_config::Listen;
 use splitrail_config::tls::Protocols;
@@ -459,10 +459,20 @@ impl Signals {
     }
 }
 
-/// Serves until a stop signal, then drains; a second signal ends it immediately. SIGHUP reloads.
-pub async fn until_stopped(running: Running, mut signals: Signals) {
+/// Serves until a stop signal, then drains; a second signal ends it immediately. SIGHUP reloads, and so
+/// does another content of the file that is `watched`.
+pub async fn until_stopped(running: Running, mut signals: Signals, watched: Option<WatchedFile>) {
     let reload = running.reload().clone();
-    signals.stopped(|| reload.soon()).await;
+    let changed = async {
+        match watched {
+            Some(file) => file.follow(|| reload.soon()).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = signals.stopped(|| reload.soon()) => {}
+        () = changed => {}
+    }
     tokio::select! {
         _cut = running.drain() => {}
         () = signals.stopped(|| tracing::warn!("SIGHUP: no reload while draining")) => {

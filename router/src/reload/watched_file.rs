@@ -1,0 +1,99 @@
+//! Notices that the configuration file has another content.
+//!
+//! The content is compared, because a file may be replaced in ways that its time does not show: a
+//! kubelet mounts a ConfigMap as links to a folder, and replaces the link to the folder.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tokio::time::MissedTickBehavior;
+
+/// How often the file is read.
+const INTERVAL: Duration = Duration::from_secs(2);
+
+/// A file of which changes are noticed.
+pub struct WatchedFile {
+    path: PathBuf,
+    /// The digest of its content; `None` if it could not be read.
+    seen: Option<u64>,
+}
+
+impl WatchedFile {
+    /// A file with its present content.
+    pub fn new(path: PathBuf) -> Self {
+        let seen = std::fs::read(&path).ok().map(|content| digest(&content));
+        Self { path, seen }
+    }
+
+    /// Calls `changed` whenever the file has another content. One that cannot be read has not changed.
+    /// Never returns.
+    pub async fn follow(mut self, changed: impl Fn()) {
+        let mut ticks = tokio::time::interval(INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            let Ok(content) = tokio::fs::read(&self.path).await else { continue };
+            let now = Some(digest(&content));
+            if std::mem::replace(&mut self.seen, now) != now {
+                tracing::info!(file = %self.path.display(), "the configuration file has changed");
+                changed();
+            }
+        }
+    }
+}
+
+fn digest(content: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    content.hash(&mut hasher);
+    hasher.finish()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    /// Writes a version as a kubelet does: into a folder of its own, to which `..data` then leads.
+    fn publish(folder: &std::path::Path, version: u32, content: &str) {
+        let own = folder.join(format!("..{version}"));
+        fs::create_dir(&own).unwrap();
+        fs::write(own.join("file"), content).unwrap();
+        symlink(format!("..{version}"), folder.join("..data_tmp")).unwrap();
+        fs::rename(folder.join("..data_tmp"), folder.join("..data")).unwrap();
+        if version > 0 {
+            fs::remove_dir_all(folder.join(format!("..{}", version - 1))).unwrap();
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn another_content_behind_the_same_links_is_a_change_and_nothing_else_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        publish(folder, 0, "a");
+        symlink("..data/file", folder.join("file")).unwrap();
+        let watched = WatchedFile::new(folder.join("file"));
+        let (send, mut changes) = mpsc::unbounded_channel();
+        let follow = watched.follow(|| send.send(()).unwrap());
+        tokio::pin!(follow);
+        let mut until = async |seconds| {
+            let _timeout = tokio::time::timeout(Duration::from_secs(seconds), &mut follow).await;
+        };
+        until(10).await;
+        publish(folder, 1, "a");
+        until(10).await;
+        fs::rename(folder.join("file"), folder.join("away")).unwrap();
+        until(10).await;
+        fs::rename(folder.join("away"), folder.join("file")).unwrap();
+        until(10).await;
+        assert!(changes.try_recv().is_err(), "nothing has changed");
+        publish(folder, 2, "b");
+        until(10).await;
+        assert!(changes.try_recv().is_ok() && changes.try_recv().is_err(), "once");
+    }
+}
