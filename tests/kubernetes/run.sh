@@ -38,6 +38,15 @@ mkdir -p "$servers"
 build etcd go.etcd.io/etcd/server/v3
 build kube-apiserver k8s.io/kubernetes/cmd/kube-apiserver \
     "-X k8s.io/component-base/version.gitVersion=$(version k8s.io/kubernetes)"
+# The definition of HTTPRoutes is a file of the module.
+routes=$servers/httproutes.yaml
+if [ ! -s "$routes" ]; then
+    module=$(cd "$here/servers" && go mod download -json sigs.k8s.io/gateway-api@v1.6.3)
+    module=$(sed -n 's/.*"Dir": "\(.*\)",/\1/p' <<<"$module")
+    cp "$module/config/crd/standard/gateway.networking.k8s.io_httproutes.yaml" "$routes.new"
+    chmod u+w "$routes.new"
+    mv "$routes.new" "$routes"
+fi
 if ! "$dir/venv/bin/python" -c "import httpx, pytest, yaml" 2>/dev/null; then
     python3 -m venv --clear "$dir/venv"
     "$dir/venv/bin/pip" install --quiet --disable-pip-version-check \

@@ -7,10 +7,9 @@ import pytest
 import yaml
 
 from cluster import chart as charts
-from cluster.control_plane import NAMESPACE
+from cluster.control_plane import DEFINITIONS, NAMESPACE
 from support.waiting import eventually
 
-CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 POOLS = f"/apis/inference.networking.k8s.io/v1/namespaces/{NAMESPACE}/inferencepools"
 # Each pod has an address, and the same ports as all others.
 PODS = {"prefill": "127.0.0.11", "decode": "127.0.0.12"}
@@ -47,10 +46,10 @@ def role(control_plane, chart, user):
 def installed(control_plane):
     """Installs the resource's definition when it is called."""
     definition = yaml.safe_load((pathlib.Path(__file__).parent / "inference_pool.yaml").read_text())
-    path = f"{CRDS}/{definition['metadata']['name']}"
+    path = f"{DEFINITIONS}/{definition['metadata']['name']}"
 
     def install():
-        control_plane.create(CRDS, definition)
+        control_plane.create(DEFINITIONS, definition)
         eventually(lambda: control_plane.has(POOLS), bool, "pools are served")
 
     yield install

@@ -13,10 +13,12 @@ import httpx
 from support.waiting import eventually
 
 NAMESPACE = "llm"
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 MERGE_PATCH = "application/merge-patch+json"
 # Where resources are whose kinds the chart has, below `/apis` or `/api`.
 PLURALS = {
     "Deployment": "deployments",
+    "HTTPRoute": "httproutes",
     "HorizontalPodAutoscaler": "horizontalpodautoscalers",
     "NetworkPolicy": "networkpolicies",
     "PodDisruptionBudget": "poddisruptionbudgets",

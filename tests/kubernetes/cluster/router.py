@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 
 import httpx
@@ -32,20 +33,42 @@ def configuration(config_map, **change):
 @contextlib.contextmanager
 def running(binary, config, account, port, folder):
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "splitrail.yaml"
-    path.write_text(yaml.safe_dump(config))
+    mounted = MountedConfig(folder / "config", config)
     variables = ["env", "KUBERNETES_SERVICE_HOST=127.0.0.1", f"KUBERNETES_SERVICE_PORT={port}"]
     own_mounts = ["unshare", "--mount"] if os.getuid() == 0 else ["unshare", "--map-root-user", "--mount"]
     pid_file = folder / "router.pid"
     in_pod = ["sh", "-c", IN_POD, account.folder, pid_file, MOUNTED]
-    command = [*variables, *own_mounts, *in_pod, binary, "serve", "--config", path]
+    command = [*variables, *own_mounts, *in_pod, binary, "serve", "--reload-on-change"]
+    command += ["--config", mounted.path]
     with process.running(command, folder, "router") as ready:
-        yield Router(ready, path, folder / "router.log", int(pid_file.read_text()))
+        yield Router(ready, mounted, folder / "router.log", int(pid_file.read_text()))
+
+
+class MountedConfig:
+    """A ConfigMap's file as a kubelet mounts it, and changes it: by a link to its folder."""
+
+    def __init__(self, folder, config):
+        self._folder, self._versions = folder, 0
+        self.path = folder / "splitrail.yaml"
+        folder.mkdir()
+        self.publish(config)
+        self.path.symlink_to("..data/splitrail.yaml")
+
+    def publish(self, config):
+        self._versions += 1
+        version = self._folder / f"..{self._versions}"
+        version.mkdir()
+        (version / "splitrail.yaml").write_text(yaml.safe_dump(config))
+        link = self._folder / "..data_tmp"
+        link.symlink_to(version.name)
+        os.replace(link, self._folder / "..data")
+        if self._versions > 1:
+            shutil.rmtree(self._folder / f"..{self._versions - 1}")
 
 
 class Router:
-    def __init__(self, ready, config_path, log_path, pid):
-        self._config_path, self._log_path, self._pid = config_path, log_path, pid
+    def __init__(self, ready, mounted, log_path, pid):
+        self._mounted, self._log_path, self._pid = mounted, log_path, pid
         self.http, self.admin = (f"http://{ready[name]}" for name in ("http", "admin"))
 
     def workers(self):
@@ -93,8 +116,18 @@ class Router:
 
         return eventually(lines, bool, f"a line of the log with {texts}", patience_s)[0]
 
+    def publish(self, config):
+        """Changes the ConfigMap, and nothing else."""
+        self._mounted.publish(config)
+
+    def attention(self):
+        """The kinds of what needs attention."""
+        reply = plain_http.get(f"{self.admin}/admin/attention", timeout=30)
+        reply.raise_for_status()
+        return {found["kind"] for found in reply.json()["needs_attention"]}
+
     def reload(self, config):
-        self._config_path.write_text(yaml.safe_dump(config))
+        self.publish(config)
         reply = httpx.post(f"{self.admin}/admin/reload", timeout=60)
         assert reply.is_success, reply.text
 

@@ -30,6 +30,11 @@ app.kubernetes.io/name: splitrail-engine
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
+{{- define "splitrail.simulatedSelector" -}}
+app.kubernetes.io/name: splitrail-simulated-engine
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
 {{/* The pod security standard "restricted". */}}
 {{- define "splitrail.podSecurity" -}}
 runAsNonRoot: true
