@@ -168,6 +168,8 @@ fn worker(config: &DnsDiscovery, ip: IpAddr) -> WorkerConfig {
         supports_cache_hit_threshold: config.supports_cache_hit_threshold,
         costs: None,
         data_parallel_ranks: None,
+        transfer_group: None,
+        location: None,
         takes_rank_header: None,
     }
 }

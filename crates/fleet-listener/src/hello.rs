@@ -162,6 +162,8 @@ fn check_hello(hello: v1::Hello, served: Option<Arc<ServedModel>>) -> Result<Che
         supports_cache_hit_threshold: None,
         costs: None,
         data_parallel_ranks: None,
+        transfer_group: None,
+        location: None,
         takes_rank_header: None,
     };
     Ok(CheckedHello { served, config, authority, secret, mirror_id, capabilities })

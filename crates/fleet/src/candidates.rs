@@ -16,7 +16,7 @@ use super::shim_report::OtherLoad;
 use super::speculative_index::SpeculativeOverlaps;
 use super::worker::Worker;
 use splitrail_config::model::SaturationConfig;
-use splitrail_policy::{Candidate, KvRoom, Leg};
+use splitrail_policy::{Candidate, KvRoom, Leg, LinkScales, Location};
 use splitrail_workload::booking::BookedSums;
 use splitrail_workload::costs::{RankScope, WorkerCosts};
 use splitrail_workload::fetches::FetchBounds;
@@ -25,6 +25,8 @@ use splitrail_workload::fetches::FetchBounds;
 pub(super) struct CandidateBuilder<'a> {
     overlaps: &'a Overlaps,
     found: &'a SpeculativeOverlaps,
+    /// A worker of the transfer group that is replacing the others, if one is.
+    incoming: Option<&'a Worker>,
     /// The load that is assumed of workers whose last report is too old.
     busiest: OtherLoad,
     saturation: SaturationConfig,
@@ -36,6 +38,9 @@ pub(super) struct CandidateBuilder<'a> {
     takes_prefix: bool,
     /// Tokens per block.
     block_size: u32,
+    /// Where the worker is that hands over to a decode leg, and what that does to the time.
+    from: Location,
+    links: LinkScales,
     /// What the leg can read back.
     readable_pins: Option<ReadablePins<'a>>,
     /// The worker with the most blocks of the prompt of which some are in a store.
@@ -75,7 +80,7 @@ struct RankView<'a> {
 
 impl<'a> CandidateBuilder<'a> {
     pub(super) fn new(
-        roster: &Roster,
+        roster: &'a Roster,
         overlaps: &'a Overlaps,
         found: &'a SpeculativeOverlaps,
         busy: SaturationConfig,
@@ -86,16 +91,24 @@ impl<'a> CandidateBuilder<'a> {
         Self {
             overlaps,
             found,
+            incoming: roster.incoming(now),
             busiest,
             saturation: busy,
             uses_costs,
             fetches: None,
             takes_prefix: false,
             block_size: 0,
+            from: Location::default(),
+            links: LinkScales::default(),
             readable_pins: None,
             store: overlaps.longest_with_store(),
             now,
         }
+    }
+
+    /// Has a decode leg take its KV from a worker at this place.
+    pub(super) fn handed_over(self, from: Location, links: LinkScales) -> Self {
+        Self { from, links, ..self }
     }
 
     /// Lets workers take prefixes from others within these bounds, in blocks of this size.
@@ -154,10 +167,14 @@ impl<'a> CandidateBuilder<'a> {
             true => RankScope::Any(worker.ranks.count().into()),
             false => RankScope::Rank(rank),
         };
-        let costs = match self.uses_costs {
+        let mut costs = match self.uses_costs {
             true => worker.load.costs.seen(self.now, whose, work.others_tokens),
             false => WorkerCosts::default(),
         };
+        if leg == Leg::Decode {
+            let scale = self.links.of(self.from.distance(worker.transfer.location));
+            costs.coefficients = costs.coefficients.with_hand_off_scale(scale);
+        }
         let read = self
             .readable_pins
             .as_ref()
@@ -173,6 +190,7 @@ impl<'a> CandidateBuilder<'a> {
                 load.and_then(|load| load.kv_used_ratio),
             ),
             share: worker.share(self.now),
+            is_outgoing: self.incoming.is_some_and(|incoming| !worker.is_of_group_of(incoming)),
             requests: work.requests,
             prefill_tokens: work.prefill_tokens,
             active_tokens: work.active_tokens,

@@ -128,6 +128,8 @@ impl Claims {
             worker.supports_cache_hit_threshold =
                 worker.supports_cache_hit_threshold.or(other.supports_cache_hit_threshold);
             worker.data_parallel_ranks = worker.data_parallel_ranks.or(other.data_parallel_ranks);
+            worker.transfer_group = worker.transfer_group.or_else(|| other.transfer_group.clone());
+            worker.location = worker.location.or_else(|| other.location.clone());
             worker.takes_rank_header = worker.takes_rank_header.or(other.takes_rank_header);
         }
         worker.shim |= *source == WorkerSource::Shim;
@@ -159,6 +161,19 @@ mod tests {
         assert!(!claims.worker("w0").unwrap().1.shim);
         claims.remove(WorkerSource::Config, "w0");
         assert!(claims.worker("w0").is_none());
+    }
+
+    #[test]
+    fn a_shim_s_worker_is_of_the_group_of_its_pod() {
+        let mut claims = Claims::default();
+        let mut pod = worker("w0", "http://a:1", None);
+        (pod.transfer_group, pod.location) = (Some("r1".into()), Some("z/n".into()));
+        claims.insert(WorkerSource::Kubernetes(0), pod);
+        claims.insert(WorkerSource::Shim, worker("w0", "http://a:1", None));
+        let (source, merged) = claims.worker("w0").unwrap();
+        assert_eq!(source, WorkerSource::Shim);
+        assert_eq!(merged.transfer_group.as_deref(), Some("r1"));
+        assert_eq!(merged.location.as_deref(), Some("z/n"));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use super::worker::Worker;
 use splitrail_config::model::{Connector, WorkerConfig};
 use splitrail_engine::identity::EventSource;
 use splitrail_engine::zmtp::Endpoint;
-use splitrail_policy::KvFormat;
+use splitrail_policy::{KvFormat, group_tag};
 use tokio::sync::watch;
 
 /// Where an engine publishes its KV events.
@@ -37,8 +37,10 @@ pub struct EngineFacts {
     context_tokens: AtomicU32,
     /// Tokens per KV block as the engine reports it; 0 until it has.
     block_size: AtomicU32,
-    /// [`KvFormat`] as the engine reports it, without its block size.
+    /// [`KvFormat`] as the engine reports it, without its block size and group.
     kv_format: AtomicU64,
+    /// The tag of the worker's transfer group; 0 without one.
+    group: u64,
     kv_names: Mutex<Arc<KvNames>>,
     publication: watch::Sender<Publication>,
     /// Whether the engine is asked where it publishes, because nobody has written it down.
@@ -58,6 +60,7 @@ impl EngineFacts {
             context_tokens: AtomicU32::new(0),
             block_size: AtomicU32::new(0),
             kv_format: AtomicU64::new(0),
+            group: config.transfer_group.as_deref().map_or(0, group_tag),
             kv_names: Mutex::default(),
             publication: watch::Sender::new(publication),
             asks_for_events,
@@ -84,9 +87,10 @@ impl EngineFacts {
         self.block_size.store(tokens.unwrap_or(0), Relaxed);
     }
 
-    /// How the engine stores KV.
+    /// How the engine stores KV, and its transfer group.
     pub fn kv_format(&self) -> KvFormat {
-        KvFormat::from_bits(self.kv_format.load(Relaxed)).with_block_size(self.block_size())
+        let format = KvFormat::from_bits(self.kv_format.load(Relaxed));
+        format.with_block_size(self.block_size()).in_group(self.group)
     }
 
     /// The same by the engine's own names.
@@ -146,25 +150,34 @@ impl EngineFacts {
 }
 
 impl Worker {
-    /// Whether both engines store KV alike, as far as they tell: in data type, layout and block size.
+    /// Whether KV can move between both engines: they are of one transfer group and store KV alike, as
+    /// far as they tell, in data type, layout and block size.
     pub fn stores_kv_as(&self, other: &Self) -> bool {
         self.engine.facts.kv_format().fits(other.engine.facts.kv_format())
     }
 
-    /// Whether the engine can take what `source` hands over, as far as both tell how they store KV.
+    /// Whether both workers are of one transfer group.
+    pub fn is_of_group_of(&self, other: &Self) -> bool {
+        self.engine.facts.kv_format().is_of_group_of(other.engine.facts.kv_format())
+    }
+
+    /// Whether the engine can take what `source` hands over: both are of one transfer group, and store
+    /// KV alike as far as they tell.
     pub fn can_take_from(&self, source: &Self, connector: Connector) -> bool {
         can_take(self.engine.facts.kv_format(), source.engine.facts.kv_format(), connector)
     }
 }
 
-/// Whether an engine that stores KV as `own` can take a hand-off of one that stores it as `sources`,
-/// as far as both are known.
+/// Whether an engine that stores KV as `own` can take a hand-off of one that stores it as `sources`, as
+/// far as both are known. Never between transfer groups.
 pub fn can_take(own: KvFormat, sources: KvFormat, connector: Connector) -> bool {
     match connector {
         // An engine that pulls splits its own blocks into those of the other engine.
-        Connector::Nixl => own.has_names_of(sources) && own.has_multiple_of_blocks_of(sources),
+        Connector::Nixl => {
+            own.fits_but_for_blocks(sources) && own.has_multiple_of_blocks_of(sources)
+        }
         // Storages keep tokens, not blocks.
-        Connector::SharedStorage => own.has_names_of(sources),
+        Connector::SharedStorage => own.fits_but_for_blocks(sources),
         Connector::NixlPush | Connector::Mooncake | Connector::Sglang | Connector::None => {
             own.fits(sources)
         }

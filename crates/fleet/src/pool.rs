@@ -22,7 +22,7 @@ use crate::conversations::RecentConversations;
 use crate::losses::Losses;
 use splitrail_config::model::{Model, SaturationConfig, SpeculativeIndexConfig};
 use splitrail_ledger::veto::VetoReason;
-use splitrail_policy::{Candidate, Leg, Source, WorkerIndex};
+use splitrail_policy::{Candidate, Distance, Leg, LinkScales, Location, Source, WorkerIndex};
 use splitrail_workload::calibration::Calibration;
 use splitrail_workload::fetches::FetchBounds;
 use splitrail_workload::hot::HotStore;
@@ -49,6 +49,8 @@ pub struct CandidateQuery<'a> {
     pub readable_blocks: u32,
     /// Whether the leg itself may take a prefix from another worker (one shot).
     pub takes_prefix: bool,
+    /// Where the worker is that hands over to a decode leg.
+    pub from: Location,
     /// The current time.
     pub now: Instant,
 }
@@ -86,6 +88,8 @@ pub struct Pool {
     pub(super) fetch_bounds: ArcSwapOption<FetchBounds>,
     /// Whether the policy uses predicted costs. Reading them takes a lock per worker.
     uses_costs: AtomicBool,
+    /// What has been learned of hand-offs over other distances than within a zone.
+    links: Mutex<LinkScales>,
     /// Counts of cache hits that were lost, by cause.
     pub losses: Losses,
     turns: [AtomicU64; 3],
@@ -115,6 +119,7 @@ impl Pool {
             saturation: ArcSwap::default(),
             fetch_bounds: ArcSwapOption::empty(),
             uses_costs: AtomicBool::new(true),
+            links: Mutex::default(),
             losses: Losses::default(),
             turns: Default::default(),
             draws: AtomicU64::new(seed),
@@ -329,6 +334,18 @@ impl Pool {
         )
     }
 
+    /// How many times as long as within a zone a hand-off over this distance takes.
+    pub fn link_scale(&self, distance: Distance) -> f64 {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner).of(distance)
+    }
+
+    /// Learns from a hand-off over this distance that took `seconds` and would have taken
+    /// `expected_seconds` within a zone.
+    pub fn learn_link(&self, distance: Distance, seconds: f64, expected_seconds: f64) {
+        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+        links.observe(distance, seconds, expected_seconds);
+    }
+
     /// The bounds of peer fetches; `None` without peer fetches.
     pub fn fetch_bounds(&self) -> Option<FetchBounds> {
         self.fetch_bounds.load().as_deref().copied()
@@ -366,8 +383,16 @@ impl Pool {
         query: CandidateQuery<'_>,
         able: &mut Vec<Candidate>,
     ) {
-        let CandidateQuery { leg, hashes, exclusions, readable_blocks, takes_prefix, now, .. } =
-            query;
+        let CandidateQuery {
+            leg,
+            hashes,
+            exclusions,
+            readable_blocks,
+            takes_prefix,
+            from,
+            now,
+            ..
+        } = query;
         able.clear();
         FOUND.with_borrow_mut(|(overlaps, found)| {
             let before_last = query.prompt_tokens.saturating_sub(1);
@@ -379,7 +404,9 @@ impl Pool {
             let fetches = self.fetch_bounds().filter(|_| leg != Leg::Decode);
             let takes_prefix = takes_prefix && !self.read_back.is_distrusted();
             let readable = hashes.get(..readable_blocks as usize).unwrap_or(hashes);
+            let links = *self.links.lock().unwrap_or_else(PoisonError::into_inner);
             let builder = CandidateBuilder::new(roster, overlaps, found, busy, uses_costs, now)
+                .handed_over(from, links)
                 .fetching(fetches, takes_prefix, self.block_size())
                 .reading(self.read_back.readable_pins(now, readable));
             for worker in roster.iter().filter(|worker| is_candidate(worker, leg, exclusions)) {
@@ -468,6 +495,7 @@ mod tests {
                 exclusions: &[],
                 readable_blocks: 0,
                 takes_prefix: false,
+                from: Location::default(),
                 now,
             };
             let seen = pool.candidates(&roster, query);
@@ -520,6 +548,7 @@ mod tests {
             exclusions,
             readable_blocks,
             takes_prefix,
+            from: Location::default(),
             now,
         };
         let seen = pool.candidates(&roster, query)[0];

@@ -175,7 +175,9 @@ fn tell_kv_format(served: &ServedModel, worker: &Worker, load: &EngineLoad) {
         return;
     }
     let roster = served.pool.roster();
-    if let Some(other) = roster.iter().find(|other| !worker.stores_kv_as(other)) {
+    let differs =
+        |other: &&Arc<Worker>| worker.is_of_group_of(other) && !worker.stores_kv_as(other);
+    if let Some(other) = roster.iter().find(differs) {
         let (own, others) = (worker.engine.facts.kv_names(), other.engine.facts.kv_names());
         tracing::error!(
             model = served.name(),

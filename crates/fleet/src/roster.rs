@@ -1,10 +1,15 @@
 //! A snapshot of a model's workers, from which decisions are made.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::worker::Worker;
 use splitrail_engine_client::hosts::Hosts;
 use splitrail_policy::WorkerIndex;
+
+/// How long after the last worker of a transfer group has joined its workers count as those that
+/// replace the others. An engine may take minutes until it is ready and the next one is replaced.
+const REPLACES_FOR: Duration = Duration::from_secs(15 * 60);
 
 /// The workers of a model at one instant. A roster never changes: adding or removing a worker makes
 /// a new one.
@@ -38,6 +43,15 @@ impl Roster {
     /// The worker with this id.
     pub fn named(&self, id: &str) -> Option<&Arc<Worker>> {
         self.workers.iter().find(|worker| worker.id() == id)
+    }
+
+    /// A worker of the transfer group whose workers are taking the place of others: the last one that
+    /// has joined, if that was lately. Workers that were there when the router started replace none.
+    pub fn incoming(&self, now: Instant) -> Option<&Worker> {
+        let grouped = self.workers.iter().filter(|worker| worker.config.transfer_group.is_some());
+        let last = grouped.max_by_key(|worker| (worker.joined(), worker.index))?;
+        let is_new = now.saturating_duration_since(last.joined()) < REPLACES_FOR;
+        (is_new && !last.is_initial_member()).then_some(last)
     }
 
     /// The number of workers.

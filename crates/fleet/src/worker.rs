@@ -1,8 +1,8 @@
 //! One engine as the router sees it: configuration, health, load and what it supports.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -30,7 +30,7 @@ use splitrail_api::error::Error;
 use splitrail_config::model::{BreakerConfig, GateKind, Role, WorkerConfig};
 use splitrail_engine_client::Engine;
 use splitrail_engine_client::echoes::Echoes;
-use splitrail_policy::{Leg, WorkerIndex};
+use splitrail_policy::{Leg, Location, WorkerIndex};
 use splitrail_settings::log_throttle::LogThrottle;
 use splitrail_telemetry::metrics::Scope;
 use splitrail_telemetry::{Metrics, WorkerSeries};
@@ -68,6 +68,8 @@ pub struct Worker {
     pub transfer: TransferState,
     /// What the worker's shim reports.
     pub shim_report: ShimReport,
+    /// When the worker was first asked for this, or that of the worker whose place it has taken.
+    joined: OnceLock<Instant>,
     /// The worker's metrics.
     pub counts: WorkerCounts,
     /// Cancelled when the worker leaves the fleet.
@@ -156,6 +158,8 @@ pub struct TransferState {
     pub read_back: ReadBackSupport,
     /// What was learned of the worker's hand-offs.
     pub missing_hand_offs: MissingHandOffs,
+    /// Where the worker is.
+    pub location: Location,
 }
 
 /// The metrics that a worker itself updates.
@@ -201,9 +205,11 @@ impl Worker {
             ranks: Ranks::new(config.data_parallel_ranks, config.takes_rank_header),
             transfer: TransferState {
                 bootstrap: Bootstrap::new(config.bootstrap.as_deref(), &authority),
+                location: config.location.as_deref().map(Location::of).unwrap_or_default(),
                 ..TransferState::default()
             },
             shim_report: ShimReport::default(),
+            joined: OnceLock::new(),
             counts: WorkerCounts::default(),
             gone: CancellationToken::new(),
             address: WorkerAddress {
@@ -254,6 +260,11 @@ impl Worker {
     /// The name of the worker's model, for logs: ids of workers are unique in their model only.
     pub fn model(&self) -> &str {
         self.health.lifecycle.model()
+    }
+
+    /// When the worker joined.
+    pub fn joined(&self) -> Instant {
+        *self.joined.get_or_init(Instant::now)
     }
 
     /// The worker's id.

@@ -311,7 +311,7 @@ impl<'a> Explainer<'a> {
         excluded.extend(excluded_from_decode(self.served, worker));
         let others = pool.any_up(Leg::Decode, &excluded);
         excluded.extend(self.too_late());
-        self.step("decode", LegRules::any(Leg::Decode, &excluded));
+        self.step("decode", LegRules::decode(worker, &excluded));
         if others && !pool.any_up(Leg::Decode, &excluded) {
             let message = "no decode worker can take a hand-off in time: their queues are longer \
                            than its lease";

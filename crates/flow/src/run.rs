@@ -239,7 +239,10 @@ async fn run_reply_leg(
             return Ok(None);
         }
     }
-    let rules = LegRules::any(leg, &excluded);
+    let rules = match &staged {
+        Some(prefilled) => LegRules::decode(&prefilled.worker, &excluded),
+        None => LegRules::any(leg, &excluded),
+    };
     let placed = match leg {
         Leg::Decode => place(prompt, rules)?,
         Leg::Prefill | Leg::Aggregated => {

@@ -6,7 +6,7 @@ use splitrail_config::model::{Connector, WorkerConfig};
 use splitrail_engine::EngineKind;
 use splitrail_engine::identity::{EngineModel, EventSource};
 use splitrail_fleet::engine_facts::can_take;
-use splitrail_policy::KvFormat;
+use splitrail_policy::{KvFormat, group_tag};
 use splitrail_prompt::compare::Difference;
 
 use crate::subject::Origin;
@@ -112,11 +112,16 @@ impl WorkerFacts {
         self.reach == Reachability::Answers
     }
 
-    /// Whether the engine stores KV as `source` does, as far as both tell. A router may let it take
+    /// Whether the engine is of the transfer group of `source` and stores KV as that does, as far as
+    /// both tell. A router may let it take
     /// blocks of another size, but an engine that cannot do so may end, and a check must not try that.
     #[must_use]
     pub fn stores_alike(&self, source: &Self, connector: Connector) -> bool {
-        let (own, other) = (self.engine.kv_format(), source.engine.kv_format());
+        let of = |worker: &Self| {
+            let group = worker.config.transfer_group.as_deref().map_or(0, group_tag);
+            worker.engine.kv_format().in_group(group)
+        };
+        let (own, other) = (of(self), of(source));
         let sizes = self.engine.block_size.zip(source.engine.block_size);
         can_take(own, other, connector) && sizes.is_none_or(|(own, other)| own == other)
     }

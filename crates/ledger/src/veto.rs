@@ -25,6 +25,9 @@ pub enum VetoReason {
     /// Capability: its engine stores KV in another data type, layout or block size than the engine of the other
     /// leg, or than all that could be.
     OtherKvFormat,
+    /// Topology: it is of another transfer group than the worker of the other leg, or than all that
+    /// could be.
+    OtherTransferGroup,
     /// Topology: it computed the prompt, and an engine does not fetch from itself.
     SameWorker,
     /// Topology: it is the last worker that can decode, so it does not get the prefill leg.
@@ -56,6 +59,9 @@ pub enum VetoReason {
     Busy,
     /// Load: it is in its slow start, and this request is not in its share.
     SlowStart,
+    /// Load: workers of a newer transfer group have joined, of which one has time, and it holds no more
+    /// than half of the prompt.
+    Outgoing,
     /// Load: the request has waited for it for as long as that was worth, and others are idle.
     Occupied,
 }

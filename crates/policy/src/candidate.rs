@@ -51,6 +51,9 @@ pub struct Candidate {
     /// The part of its normal share of requests that the worker gets, above 0 and up to 1; less
     /// than 1 during slow start.
     pub share: f64,
+    /// Whether workers of another transfer group have joined lately, so that this one is probably going
+    /// to be replaced, together with what it holds.
+    pub is_outgoing: bool,
     /// Requests that the worker works on: the router's own bookings plus the requests of others
     /// that its shim reports, or the engine's count of running and waiting requests if that is
     /// larger.
@@ -120,6 +123,7 @@ impl Default for Candidate {
             up: false,
             busy: false,
             share: 1.0,
+            is_outgoing: false,
             requests: 0,
             prefill_tokens: 0,
             active_tokens: 0,

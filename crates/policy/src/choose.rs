@@ -52,6 +52,9 @@ pub enum Veto {
     Busy,
     /// The worker is in its slow start, and this request is not in its share.
     SlowStart,
+    /// The worker is about to be replaced and holds too little of the prompt, and one of those that
+    /// replace it has time.
+    Outgoing,
     /// The request has waited for the worker for as long as it was worth, and other workers are idle.
     Occupied,
 }
@@ -95,7 +98,7 @@ impl Choice {
         query: &Query,
         waiting_here: usize,
     ) -> bool {
-        self.sift(candidates, query.draw);
+        self.sift(candidates, query);
         if self.eligible.is_empty() {
             return false;
         }
@@ -137,7 +140,7 @@ impl Choice {
     }
 
     /// Determines which candidates can be chosen.
-    fn sift(&mut self, candidates: &[Candidate], draw: u64) {
+    fn sift(&mut self, candidates: &[Candidate], query: &Query) {
         self.vetoes.clear();
         self.eligible.clear();
         self.load = Load::default();
@@ -167,10 +170,23 @@ impl Choice {
             let overlaps = candidates.iter().map(|candidate| candidate.overlap_blocks);
             self.best_overlap_blocks = overlaps.max().unwrap_or(0);
         } else if least < largest {
-            spare_the_slow(&mut self.eligible, candidates, largest, draw);
-            let slow = self.vetoes.iter_mut().filter(|veto| veto.is_none());
-            slow.for_each(|veto| *veto = Some(Veto::SlowStart));
-            self.eligible.iter().for_each(|i| self.vetoes[*i] = None);
+            spare_the_slow(&mut self.eligible, candidates, largest, query.draw);
+            self.veto_the_others(Veto::SlowStart);
+        }
+        if candidates.iter().any(|candidate| candidate.is_outgoing) {
+            spare_the_outgoing(&mut self.eligible, candidates, query);
+            self.veto_the_others(Veto::Outgoing);
+        }
+    }
+
+    /// Notes why candidates are no longer eligible.
+    fn veto_the_others(&mut self, reason: Veto) {
+        let mut eligible = self.eligible.iter().copied().peekable();
+        for (i, veto) in CandidateIndex::all(self.vetoes.len()).zip(&mut self.vetoes) {
+            match eligible.next_if_eq(&i) {
+                Some(_) => {}
+                None => _ = veto.get_or_insert(reason),
+            }
         }
     }
 
@@ -248,6 +264,23 @@ fn spare_the_slow(
     eligible.retain(|i| {
         let Candidate { share, worker, overlap_blocks, .. } = candidates[*i];
         share >= largest || overlap_blocks > 0 || even(draw, worker) * largest < share
+    });
+}
+
+/// Excludes outgoing candidates that would have to compute half of the prompt or more, if an incoming
+/// one has no more to compute before it than the prompt is long: what an outgoing one computes is lost
+/// soon and computed once more, so that a wait for as long is no loss. Under load nothing is excluded,
+/// because new workers alone may be too few.
+fn spare_the_outgoing(eligible: &mut Vec<CandidateIndex>, candidates: &[Candidate], query: &Query) {
+    let has_time =
+        |candidate: &Candidate| candidate.up && candidate.prefill_tokens <= query.prompt_tokens;
+    let mut incoming = eligible.iter().map(|i| &candidates[*i]).filter(|one| !one.is_outgoing);
+    if query.leg == Leg::Decode || !incoming.any(has_time) {
+        return;
+    }
+    eligible.retain(|i| {
+        let candidate = &candidates[*i];
+        !candidate.is_outgoing || candidate.held_blocks().saturating_mul(2) > query.prompt_blocks
     });
 }
 

@@ -110,6 +110,15 @@ impl Coefficients {
         nanoseconds(self.prefill_seconds(prompt_tokens, cached_tokens))
     }
 
+    /// The same coefficients of a worker whose hand-offs take `scale` times as long.
+    pub fn with_hand_off_scale(self, scale: f64) -> Self {
+        Self {
+            hand_off_base_seconds: self.hand_off_base_seconds * scale,
+            bandwidth_bytes_per_second: self.bandwidth_bytes_per_second / scale,
+            ..self
+        }
+    }
+
     /// Seconds to hand over the KV of `tokens` tokens.
     pub fn hand_off_seconds(&self, tokens: u64) -> f64 {
         self.hand_off_base_seconds + self.hand_off_link_seconds(tokens)

@@ -317,17 +317,26 @@ impl Costs {
     }
 
     /// Learns from a whole reply whose prompt was handed over, `took` after its leg was sent: the
-    /// hand-off or a step, whichever took longer as predicted.
-    pub fn learn_handed_over(&self, now: Instant, tokens: u64, took: Duration, reply: WholeReply) {
+    /// hand-off or a step, whichever took longer as predicted. The hand-off took `scale` times as long as
+    /// one within a zone.
+    pub fn learn_handed_over(
+        &self,
+        now: Instant,
+        tokens: u64,
+        took: Duration,
+        scale: f64,
+        reply: WholeReply,
+    ) {
         let now_ns = ns_since(self.epoch, now);
         let mut state = self.lock();
         let costs = state.coefficients(now_ns);
-        let (hand_off, steps) = (costs.hand_off_seconds(tokens), reply.seconds(&costs));
+        let hand_off = costs.hand_off_seconds(tokens) * scale;
+        let steps = reply.seconds(&costs);
         let took = took.as_secs_f64();
         if steps > hand_off {
             state.learn_steps(now_ns, reply, took - hand_off);
         } else if reply.requests <= 1 {
-            state.learner.hand_off(now_ns, tokens, took - steps);
+            state.learner.hand_off(now_ns, tokens, (took - steps) / scale);
         }
     }
 

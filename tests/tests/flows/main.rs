@@ -13,3 +13,4 @@ mod peer_fetch;
 mod prewarm;
 mod read_back;
 mod replies;
+mod transfer_groups;

@@ -162,6 +162,11 @@ pub struct KubernetesDiscovery {
     #[serde(default)]
     #[schemars(length(min = 1, max = 317))]
     pub role_label: Option<String>,
+    /// The label with a pod's transfer group (`workers[].transfer_group`), such as the revision of what
+    /// all prefill and decode pods are made from. Default: `disaggregatedset.x-k8s.io/revision`.
+    #[serde(default)]
+    #[schemars(length(min = 1, max = 317))]
+    pub transfer_group_label: Option<String>,
     /// The engines' HTTP port: a number, or a container port's name. Required without
     /// `inference_pool`.
     #[serde(default)]
@@ -199,4 +204,8 @@ pub struct KubernetesDiscovery {
 impl KubernetesDiscovery {
     /// The label that says a pod's role where `role_label` is left out.
     pub const ROLE_LABEL: &str = "splitrail.io/role";
+    /// The label that says a pod's transfer group where `transfer_group_label` is left out: that of a
+    /// DisaggregatedSet (kubernetes-sigs/lws), which has one revision for all roles. The revisions of
+    /// two LeaderWorkerSets, one for each role, differ always.
+    pub const TRANSFER_GROUP_LABEL: &str = "disaggregatedset.x-k8s.io/revision";
 }

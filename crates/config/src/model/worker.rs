@@ -57,6 +57,17 @@ pub struct WorkerConfig {
     #[serde(default)]
     #[schemars(range(min = 1, max = 256))]
     pub data_parallel_ranks: Option<u16>,
+    /// The worker's transfer group, such as a revision of its deployment. KV moves only between workers
+    /// of one group: no prompt is computed in one and its reply generated in another. Workers without
+    /// the key are a group of their own.
+    #[serde(default)]
+    #[schemars(length(min = 1, max = 63))]
+    pub transfer_group: Option<String>,
+    /// Where the worker is, `ZONE` or `ZONE/HOST`. A hand-off between zones is expected to take twice as
+    /// long, and what it really takes on one host and between zones is learned.
+    #[serde(default)]
+    #[schemars(length(min = 1, max = 320))]
+    pub location: Option<String>,
     /// Whether the engine obeys `X-data-parallel-rank`. Default: an engine with several ranks is
     /// asked once. If not, only blocks that all ranks hold count.
     #[serde(default)]

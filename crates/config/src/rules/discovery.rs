@@ -136,17 +136,23 @@ fn kubernetes(node: &Node, path: &str, base_dir: &Path, report: &mut ProblemRepo
         let message = format!("`{path}.selector` \"{}\" {why}", shown(selector));
         report.error(at, message, "as `kubectl get pods -l` takes it: `app=vllm,tier in (a, b)`");
     }
-    if let Some((label, at)) = node.get("role_label").and_then(|node| Some((node.text()?, node.at)))
+    for (key, example) in [
+        ("role_label", KubernetesDiscovery::ROLE_LABEL),
+        ("transfer_group_label", KubernetesDiscovery::TRANSFER_GROUP_LABEL),
+    ] {
+        if let Some((label, at)) = node.get(key).and_then(|node| Some((node.text()?, node.at)))
+            && !label.is_empty()
+            && !labels::is_key(label)
+        {
+            let message = format!("`{path}.{key}` \"{}\" is not a label's key", shown(label));
+            report.error(at, message, format!("such as `{example}`"));
+        }
+    }
+    if let Some(label) = given(node, "role_label")
+        && given(node, "role").is_some()
     {
-        if !label.is_empty() && !labels::is_key(label) {
-            let message = format!("`{path}.role_label` \"{}\" is not a label's key", shown(label));
-            let hint = format!("such as `{}`", KubernetesDiscovery::ROLE_LABEL);
-            report.error(at, message, hint);
-        }
-        if given(node, "role").is_some() {
-            let message = format!("`{path}.role_label` is of no use beside `role`");
-            report.error(at, message, "`role` is that of all the pods: delete one of the two");
-        }
+        let message = format!("`{path}.role_label` is of no use beside `role`");
+        report.error(label.at, message, "`role` is that of all the pods: delete one of the two");
     }
     let kubeconfig = node.get("kubeconfig").and_then(|node| Some((node.text()?, node.at)));
     if let Some((file, at)) = kubeconfig

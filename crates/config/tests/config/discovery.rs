@@ -115,6 +115,7 @@ fn selectors_labels_and_ports_have_kubernetes_forms() {
     refused(&pods("http", "[1]"), "must be a whole number, or a text, not a list");
     refused(&pods("http", "http, namespace: My_Space"), "may not hold");
     refused(&pods("http", "http, role_label: -x"), "is not a label's key");
+    refused(&pods("http", "http, transfer_group_label: -x"), "is not a label's key");
     refused(&pods("http", "http, role_label: x, role: both"), "is of no use beside `role`");
     refused(&pods("http", "http, kubeconfig: no-such-file"), "kubeconfig` \"no-such-file\" is not");
     refused(&pods("http", "http, context: c"), "of no use without `kubeconfig`");

@@ -222,6 +222,8 @@ fn workers(
             supports_cache_hit_threshold: config.supports_cache_hit_threshold,
             costs: None,
             data_parallel_ranks: None,
+            transfer_group: transfer_group(config, pod),
+            location: location(pod),
             takes_rank_header: None,
         })
     };
@@ -261,6 +263,22 @@ fn role(config: &KubernetesDiscovery, pod: &Pod) -> Result<Role, UnfitReason> {
     // llm-d's name of the role (docs/architecture.md of llm-d-router).
     let role = role.or_else(|| (said == "prefill-decode").then_some(Role::Both));
     role.ok_or(UnfitReason::UnknownRole)
+}
+
+/// The zone and the node of a pod. From Kubernetes 1.35 on, a pod gets the label of its node's zone
+/// (KEP-4742: Node Topology Labels via Downward API).
+fn location(pod: &Pod) -> Option<String> {
+    const ZONE: &str = "topology.kubernetes.io/zone";
+    let zone = pod.labels().get(ZONE).map_or("", String::as_str);
+    let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or("");
+    (!zone.is_empty() || !node.is_empty()).then(|| format!("{zone}/{node}"))
+}
+
+/// The pod's transfer group; an empty label is none.
+fn transfer_group(config: &KubernetesDiscovery, pod: &Pod) -> Option<String> {
+    let label = config.transfer_group_label.as_deref();
+    let label = label.unwrap_or(KubernetesDiscovery::TRANSFER_GROUP_LABEL);
+    pod.labels().get(label).filter(|group| !group.is_empty()).cloned()
 }
 
 /// The port in the pod's annotation, or otherwise in the configuration; `None` if neither has one.

@@ -27,6 +27,8 @@ impl Worker {
         if before.state() == WorkerState::Ejected {
             self.health.lifecycle.change(Event::Eject, before.health.lifecycle.since().why);
         }
+        // It is new, so that nobody has set this.
+        let _set = self.joined.set(before.joined());
         self.health.initial_member.store(before.health.initial_member.load(Relaxed), Relaxed);
     }
 

@@ -15,7 +15,9 @@ use splitrail_fleet::waiting::{GrantedPlace, NoRoom, NoRoomReason, PlacementRequ
 use splitrail_fleet::{CandidateQuery, Exclusion, Pool, Roster, Worker};
 use splitrail_ledger::leg::Expectation;
 use splitrail_ledger::timeline::Stage;
-use splitrail_policy::{Candidate, Choice, FetchPlan, Leg, Query, Source, holders};
+use splitrail_policy::{
+    Candidate, Choice, Distance, FetchPlan, Leg, Location, Query, Source, holders,
+};
 use splitrail_telemetry::LabelledSeries;
 use splitrail_telemetry::clock::unix_ms;
 use splitrail_transfer::pair::Target;
@@ -58,6 +60,8 @@ pub(crate) struct PlacedLeg {
     pub(crate) read_deadline: Option<ReadDeadline>,
     /// The last tokens of what was or is fetched, which their source has computed for this leg.
     pub(crate) recomputed_tokens: u32,
+    /// How far the worker is from the one that hands over to the leg.
+    pub(crate) distance: Distance,
     /// Whether a peer fetch has brought blocks that the index may not have yet.
     has_fetched: bool,
     /// The booking that the queue made, until the leg is sent.
@@ -193,6 +197,8 @@ pub(crate) struct LegRules<'a> {
     pub(crate) readable_blocks: u32,
     /// Whether the leg itself may take a prefix from another worker (one shot).
     pub(crate) takes_prefix: bool,
+    /// Where the worker is that hands over to a decode leg.
+    pub(crate) from: Location,
 }
 
 impl<'a> LegRules<'a> {
@@ -205,12 +211,18 @@ impl<'a> LegRules<'a> {
             may_fetch: false,
             readable_blocks: 0,
             takes_prefix: false,
+            from: Location::default(),
         }
+    }
+
+    /// Any worker for a decode leg that takes its KV from this one, except the excluded workers.
+    pub(crate) fn decode(from: &Worker, excluded: &'a [Exclusion]) -> Self {
+        Self { from: from.transfer.location, ..Self::any(Leg::Decode, excluded) }
     }
 
     /// The query for a pool's candidates, regardless of how many blocks the candidates hold.
     pub(crate) fn query(self, unit: &'a Unit, now: Instant) -> CandidateQuery<'a> {
-        let Self { leg, excluded: exclusions, readable_blocks, takes_prefix, .. } = self;
+        let Self { leg, excluded: exclusions, readable_blocks, takes_prefix, from, .. } = self;
         let (hashes, prompt_tokens) = (&unit.hashes, unit.weight_tokens);
         CandidateQuery {
             leg,
@@ -219,6 +231,7 @@ impl<'a> LegRules<'a> {
             exclusions,
             readable_blocks,
             takes_prefix,
+            from,
             now,
         }
     }
@@ -377,6 +390,7 @@ fn record_choice(
         // This cannot happen: the candidates were taken from the same roster.
         return Err(Error::new(ErrorKind::Internal, "a candidate is not in its roster"));
     };
+    let distance = rules.from.distance(worker.transfer.location);
     record(prompt, query, rules, pick);
     if unit.unknown.is_none() || !unit.hashes.is_empty() {
         let fetched_blocks = choice.fetch().map_or(0, |fetch| fetch.blocks);
@@ -399,6 +413,7 @@ fn record_choice(
         read_tokens: 0,
         read_deadline: None,
         recomputed_tokens: 0,
+        distance,
         has_fetched: false,
         booking: Mutex::new(booking),
     })

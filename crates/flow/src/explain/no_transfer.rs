@@ -54,6 +54,8 @@ pub enum NoTransfer {
     NoSource,
     /// A worker holds more, and takes no work now.
     SourceUnavailable,
+    /// All workers that hold more are of other transfer groups.
+    OtherTransferGroup,
     /// The engine that holds more stores KV in another data type, layout or block size.
     OtherKvFormat,
     /// No decode worker keeps more of the prompt: it was read, released, or its time is over.
@@ -119,7 +121,11 @@ impl ChosenLeg<'_> {
             return Some(self.without_source(bounds));
         }
         if !more.iter().any(|source| source.kv_format.fits(seen.kv_format)) {
-            return Some(NoTransfer::OtherKvFormat);
+            let is_near = |source: &&Source| source.kv_format.is_of_group_of(seen.kv_format);
+            return Some(match more.iter().any(|source| is_near(source)) {
+                true => NoTransfer::OtherKvFormat,
+                false => NoTransfer::OtherTransferGroup,
+            });
         }
         let most = more.iter().map(|source| source.blocks).max().unwrap_or(0);
         let brought = self.tokens(most.saturating_sub(seen.believed_blocks()));

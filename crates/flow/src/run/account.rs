@@ -17,7 +17,7 @@ use splitrail_fleet::reply_check::check_reply;
 use splitrail_ledger::decisions::{Decision, DecisionHandle, UsageReport};
 use splitrail_ledger::leg::{LegFacts, LegKind};
 use splitrail_ledger::timeline::LegSpan;
-use splitrail_policy::Leg;
+use splitrail_policy::{Distance, Leg};
 use splitrail_telemetry::Metrics;
 use splitrail_workload::Booking;
 use splitrail_workload::costs::WholeReply;
@@ -40,6 +40,8 @@ pub(crate) struct Account {
     sent: Instant,
     /// Whether the prompt was handed over, so that the worker does not compute it.
     handed_over: bool,
+    /// How far the worker is from the one that has handed over.
+    distance: Distance,
     /// The prompt's length by the router's tokenizer.
     pub(crate) prompt_tokens: Option<u32>,
     /// Whether the engine has reported its usage.
@@ -76,6 +78,7 @@ impl Account {
             dialect: context.endpoint.dialect(),
             sent: now,
             handed_over,
+            distance: placed.distance,
             prompt_tokens: unit.prompt_tokens,
             settled: false,
             message_start: None,
@@ -163,7 +166,8 @@ impl Account {
         };
         if self.handed_over {
             let took = begun.saturating_duration_since(self.sent);
-            load.costs.learn_handed_over(begun, tokens, took, reply);
+            let scale = self.served.pool.link_scale(self.distance);
+            load.costs.learn_handed_over(begun, tokens, took, scale, reply);
         } else {
             self.booking.whole_reply_done(begun, reply);
         }

@@ -141,7 +141,10 @@ fn learn_hand_off(sending: &ReplyLeg<'_>, took: Duration) {
     // If the step's duration is not learned yet, its prediction may exceed the measured time; at
     // least a tenth of the measured time is then taken for the hand-off.
     let seconds = (took_seconds - step_seconds).max(took_seconds / 10.0);
-    costs.learn_hand_off(now, unit.weight_tokens.saturating_sub(held), seconds);
+    let tokens = unit.weight_tokens.saturating_sub(held);
+    let (pool, distance) = (&context.served.pool, placed.distance);
+    pool.learn_link(distance, seconds, step.hand_off_seconds(tokens));
+    costs.learn_hand_off(now, tokens, seconds / pool.link_scale(distance));
 }
 
 /// Evaluates how the reply of a leg has begun. After an error, its prefill leg is not discarded

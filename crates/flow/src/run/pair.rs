@@ -72,7 +72,7 @@ pub(crate) async fn pair_or_local(
         };
         let mut excluded = attempts.failed().to_vec();
         excluded.extend(excluded_from_decode(&context.served, &prefill.worker));
-        let decode = place(prompt, LegRules::any(Leg::Decode, &excluded))?;
+        let decode = place(prompt, LegRules::decode(&prefill.worker, &excluded))?;
         let leg_headers = begin_attempt(context, decision);
         let guard = if attempts.is_last() { 0.0 } else { preemption_guard(prompt) };
         let sending = ReplyLeg {

@@ -42,7 +42,8 @@ pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
 
 /// Whether a router would ever hand over from the worker, and to it.
 fn unpaired(found: &mut Findings<'_>, worker: &WorkerFacts) {
-    let why = "the engines differ in block size, data type or layout of their KV";
+    let why = "the workers are of other transfer groups, or the engines differ in block size, data type or \
+               layout of their KV";
     if !worker.without_taker.is_empty() {
         let decode = named(&worker.without_taker);
         let what = format!("the worker can hand over to no decode worker ({decode}): {why}");

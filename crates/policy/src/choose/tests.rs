@@ -142,6 +142,31 @@ fn a_slow_starter_gets_its_share_unless_it_holds_the_prompt() {
 }
 
 #[test]
+fn what_is_about_to_be_replaced_computes_little_while_its_successor_has_time() {
+    let old = Candidate { is_outgoing: true, ..up(0) };
+    let new = Candidate { active_tokens: 100, ..up(1) };
+    let query = Query { prompt_blocks: 10, ..query(Leg::Aggregated) };
+    let chosen = |old: Candidate, new: Candidate, leg| {
+        let query = Query { leg, ..query };
+        let choice = pick(&Policy::LeastLoaded {}, &[old, new], &[], query).unwrap();
+        (choice.index.0, choice.vetoes[0])
+    };
+    assert_eq!(chosen(old, new, Leg::Aggregated), (1, Some(Veto::Outgoing)));
+    let half = Candidate { overlap_blocks: 5, ..old };
+    assert_eq!(chosen(half, new, Leg::Aggregated), (1, Some(Veto::Outgoing)));
+    let most = Candidate { overlap_blocks: 6, ..old };
+    assert_eq!(chosen(most, new, Leg::Aggregated), (0, None));
+    for unfit in [
+        Candidate { prefill_tokens: query.prompt_tokens + 1, ..new },
+        Candidate { up: false, ..new },
+        Candidate { is_outgoing: true, ..new },
+    ] {
+        assert_eq!(chosen(old, unfit, Leg::Aggregated), (0, None));
+    }
+    assert_eq!(chosen(old, new, Leg::Decode), (0, None), "its group is that of the prefill worker");
+}
+
+#[test]
 fn round_robin_takes_each_live_one_in_turn() {
     let candidates = [up(0), Candidate { up: false, ..up(1) }, up(2)];
     let chosen: Vec<_> = (0..4)

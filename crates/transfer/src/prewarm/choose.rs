@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use splitrail_kv::{BlockHash, HotPrefix, WorkerKey};
-use splitrail_policy::WorkerIndex;
+use splitrail_policy::{KvFormat, WorkerIndex};
 
 /// How often a prefix is tried on one worker.
 const TRIES_MAX: u32 = 2;
@@ -32,6 +32,8 @@ pub(super) struct Sender {
     pub(super) worker: WorkerIndex,
     /// The rank, if the worker has several.
     pub(super) rank: Option<u16>,
+    /// How its engine stores KV, and its transfer group.
+    pub(super) kv_format: KvFormat,
     /// Whether it has time now: it may send, and clients do not need it.
     pub(super) is_free: bool,
     /// How much it has to do.
@@ -55,6 +57,8 @@ pub(super) struct PrewarmTarget<'a> {
     pub(super) worker: WorkerIndex,
     /// The rank that takes the prefix; 0 if the worker has only one.
     pub(super) rank: u16,
+    /// How its engine stores KV, and its transfer group.
+    pub(super) kv_format: KvFormat,
     /// Minimum number of blocks that a fetch must bring.
     pub(super) blocks_min: usize,
     /// Maximum number of blocks that a fetch may bring.
@@ -142,6 +146,7 @@ impl PrewarmTarget<'_> {
         let able = others.into_iter().take_while(|held| held.blocks >= least);
         let able = able.take(HOLDERS_MAX);
         let able = able.filter_map(|held| Some((held.blocks, senders.get(&held.by)?)));
+        let able = able.filter(|(_, sender)| sender.kv_format.fits(self.kv_format));
         let able: Vec<(usize, &Sender)> = able.collect();
         let reach = held_here.saturating_add(self.blocks_max);
         let is_open = |blocks: usize| {

@@ -182,6 +182,7 @@ impl Join {
                 &PrewarmTarget {
                     worker: worker.index,
                     rank: self.rank(worker).unwrap_or(0),
+                    kv_format: worker.engine.facts.kv_format(),
                     blocks_min: bounds.min_tokens.div_ceil(block_size) as usize,
                     blocks_max: (tokens_left.min(in_time) / u64::from(block_size)) as usize,
                     room_blocks: self.room_blocks(worker, served, now),

@@ -57,6 +57,7 @@ pub(super) fn list_senders(
             let sender = Sender {
                 worker: worker.index,
                 rank,
+                kv_format: worker.engine.facts.kv_format(),
                 is_free: is_free && worker.overlap_is_believed(rank),
                 load: SenderLoad { wait_ns, booked_tokens },
             };

@@ -53,6 +53,31 @@ fn a_ready_pod_is_a_worker_under_its_name() {
 }
 
 #[test]
+fn labels_and_the_node_say_group_and_place() {
+    let labels = |labels: Value| pod(1, &[("/metadata/labels", labels)]);
+    let with = |group: Value| {
+        let mut all = json!({ "splitrail.io/role": "decode" });
+        all.as_object_mut().unwrap().extend(group.as_object().unwrap().clone());
+        labels(all)
+    };
+    let group =
+        |config: Value, pod: &Pod| worker(&self::config(config), pod).unwrap().transfer_group;
+    let revision = with(json!({ "disaggregatedset.x-k8s.io/revision": "7f", "pool": "" }));
+    assert_eq!(group(json!({}), &revision).as_deref(), Some("7f"));
+    assert_eq!(group(json!({ "transfer_group_label": "pool" }), &revision), None, "it is empty");
+    assert_eq!(group(json!({}), &labels(json!({ "splitrail.io/role": "decode" }))), None);
+    // The revisions of two LeaderWorkerSets, one for each role, differ always.
+    let of_one = with(json!({ "leaderworkerset.sigs.k8s.io/template-revision-hash": "a" }));
+    assert_eq!(group(json!({}), &of_one), None);
+    let mut placed = with(json!({ "topology.kubernetes.io/zone": "eu-1a" }));
+    let place = |pod: &Pod| worker(&config(json!({})), pod).unwrap().location;
+    placed.spec.as_mut().unwrap().node_name = Some("node-7".to_owned());
+    assert_eq!(place(&placed).as_deref(), Some("eu-1a/node-7"));
+    placed.spec.as_mut().unwrap().node_name = None;
+    assert_eq!(place(&placed).as_deref(), Some("eu-1a/"));
+}
+
+#[test]
 fn ports_are_numbers_or_names_of_any_container_and_annotations_come_first() {
     // A shim may be an init container.
     let behind = config(json!({ "port": "shim", "shim": true }));

@@ -137,6 +137,7 @@ impl Pick<'_> {
             }
             Veto::Busy => VetoReason::Busy,
             Veto::SlowStart => VetoReason::SlowStart,
+            Veto::Outgoing => VetoReason::Outgoing,
             Veto::Occupied => VetoReason::Occupied,
         });
         let figures = CandidateFigures {

@@ -59,6 +59,7 @@ fn senders(workers: &[(u32, bool)]) -> Senders {
             Sender {
                 worker,
                 rank: None,
+                kv_format: KvFormat::default(),
                 is_free,
                 load: SenderLoad { wait_ns: 0, booked_tokens: u64::from(worker.0) },
             },
@@ -91,6 +92,7 @@ impl Fixture {
         let need = PrewarmTarget {
             worker: WorkerIndex(WORKER),
             rank: self.rank,
+            kv_format: KvFormat::default(),
             blocks_min: 4,
             blocks_max: self.blocks_max,
             room_blocks: self.room_blocks,
