@@ -9,4 +9,4 @@ mod snapshot;
 pub(crate) use ask_all::{ask_all, worst_code};
 pub(crate) use merged::{MergedWorker, merge};
 pub(crate) use poll::{known_model, model_names, snapshot, workers};
-pub(crate) use snapshot::{Attention, ReplicaState, WorkerSnapshot};
+pub(crate) use snapshot::{Attention, LegTimesSnapshot, ReplicaState, WorkerSnapshot};

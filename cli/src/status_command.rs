@@ -12,6 +12,8 @@ use crate::output::Output;
 use crate::safe_text::printable;
 use crate::table::{Column, lines};
 
+mod groups;
+
 /// Maximum number of lines about what needs attention, so that the status fits on a screen.
 const ATTENTION_LINES_MAX: usize = 16;
 
@@ -128,6 +130,11 @@ impl Status {
             text.push(String::new());
             text.extend(models);
         }
+        let groups = groups::group_lines(&self.workers());
+        if !groups.is_empty() {
+            text.push(String::new());
+            text.extend(groups);
+        }
         let attention = self.attention_lines();
         text.push(String::new());
         if self.code() == 0 {
@@ -171,6 +178,10 @@ impl Status {
         lines(&titles, &self.replicas.iter().map(row).collect::<Vec<_>>())
     }
 
+    fn workers(&self) -> Vec<MergedWorker<'_>> {
+        merge(self.reached().map(|(at, snapshot)| (at, &snapshot.workers[..])))
+    }
+
     fn model_lines(&self) -> Vec<String> {
         let titles = [
             Column::text("model", 30),
@@ -190,7 +201,7 @@ impl Status {
                 sums.2 += model.queue_depth;
             }
         }
-        let workers = merge(self.reached().map(|(at, snapshot)| (at, &snapshot.workers[..])));
+        let workers = self.workers();
         let rows = models.iter().map(|(name, (flow, in_flight, queued))| {
             let mut row = vec![(*name).to_owned(), (*flow).to_owned()];
             row.extend([in_flight.to_string(), queued.to_string()]);

@@ -92,6 +92,7 @@ fn to_json(replicas: &[Replica], replies: &Replies, merged: &[MergedWorker<'_>])
             "model": worker.model,
             "id": worker.id,
             "role": first.role,
+            "transfer_group": first.transfer_group,
             "url": first.url,
             "requests": worker.sum(|seen| seen.requests),
             "prefill_tokens": worker.sum(|seen| seen.prefill_tokens),
@@ -107,11 +108,15 @@ fn to_json(replicas: &[Replica], replies: &Replies, merged: &[MergedWorker<'_>])
     })
 }
 
+/// The place of the column with the transfer group, which is left out if no worker has one.
+const GROUP: usize = 3;
+
 fn to_text(replies: &Replies, merged: &[MergedWorker<'_>], now_unix_ms: u64) -> String {
     let titles = [
         Column::text("model", 20),
         Column::text("id", 24),
         Column::text("role", 8),
+        Column::text("group", 20),
         Column::text("state", 40),
         Column::text("since", 24),
         Column::figure("requests"),
@@ -139,6 +144,7 @@ fn to_text(replies: &Replies, merged: &[MergedWorker<'_>], now_unix_ms: u64) -> 
             worker.model.to_owned(),
             worker.id.to_owned(),
             first.role.clone(),
+            first.transfer_group.clone().unwrap_or_else(|| "-".to_owned()),
             states,
             age(now_unix_ms, newest.unwrap_or_default()),
             worker.sum(|seen| seen.requests).to_string(),
@@ -152,7 +158,13 @@ fn to_text(replies: &Replies, merged: &[MergedWorker<'_>], now_unix_ms: u64) -> 
             worker.texts(why),
         ]
     };
-    let mut text = lines(&titles, &merged.iter().map(row).collect::<Vec<_>>());
+    let mut rows: Vec<Vec<String>> = merged.iter().map(row).collect();
+    let mut titles = titles.to_vec();
+    if merged.iter().all(|worker| worker.seen[0].1.transfer_group.is_none()) {
+        titles.remove(GROUP);
+        rows.iter_mut().for_each(|row| _ = row.remove(GROUP));
+    }
+    let mut text = lines(&titles, &rows);
     if merged.is_empty() {
         text = vec!["there are no workers".to_owned()];
     }

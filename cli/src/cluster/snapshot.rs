@@ -57,6 +57,7 @@ pub(crate) struct WorkerSnapshot {
     pub(crate) model: String,
     pub(crate) id: String,
     pub(crate) role: String,
+    pub(crate) transfer_group: Option<String>,
     pub(crate) url: String,
     pub(crate) state: String,
     pub(crate) state_since_unix_ms: u64,
@@ -81,6 +82,10 @@ pub(crate) struct WorkerSnapshot {
     pub(crate) needs_attention: Vec<Attention>,
     /// How many times as long as the usual worker of its role it takes.
     pub(crate) slowdown: SlowdownSnapshot,
+    /// How much of its prompts the engine had cached.
+    pub(crate) hits: HitsSnapshot,
+    /// The times of its legs.
+    pub(crate) legs: LegsSnapshot,
     /// How the worker's KV events reach the router; `None` if the worker has no source of them.
     pub(crate) events_origin: Option<String>,
     /// Whether the worker has KV events and they do not arrive.
@@ -104,6 +109,30 @@ impl SlowdownSnapshot {
     pub(crate) fn largest(self) -> Option<f64> {
         [self.prefill, self.decode].into_iter().flatten().max_by(f64::total_cmp)
     }
+}
+
+/// Prompt tokens of a worker.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub(crate) struct HitsSnapshot {
+    pub(crate) prompt_tokens: u64,
+    pub(crate) hit_tokens: u64,
+}
+
+/// The legs of a worker.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub(crate) struct LegsSnapshot {
+    pub(crate) prefill: LegTimesSnapshot,
+    pub(crate) decode: LegTimesSnapshot,
+}
+
+/// The legs of one kind, and their time in total.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub(crate) struct LegTimesSnapshot {
+    pub(crate) count: u64,
+    pub(crate) seconds: f64,
 }
 
 /// How far a worker is prewarmed.

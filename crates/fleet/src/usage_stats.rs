@@ -38,7 +38,7 @@ pub struct UsageStats {
 }
 
 /// Prompt tokens of a worker since the router knows it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct HitTotals {
     /// Prompt tokens of legs that computed their prompt and reported cached tokens.
     pub prompt_tokens: u64,

@@ -126,6 +126,8 @@ metrics! {
     /// How many times as long as the usual worker of its role the worker takes to compute a prompt or
     /// for a decode step.
     worker_slowdown_ratio: GaugeVec("worker_slowdown_ratio"; "model", "worker", "leg" in SLOWED);
+    /// 1 for the transfer group of the worker. Absent for workers without one.
+    worker_transfer_group: IntGaugeVec("worker_transfer_group"; "model", "worker", "group");
     /// Whether the worker takes part in KV routing: 0 (parity mismatch, or drift) or 1.
     worker_kv_routing_enabled: IntGaugeVec("worker_kv_routing_enabled"; "model", "worker");
     /// 1 for the current result of the worker's canary, 0 for the others.

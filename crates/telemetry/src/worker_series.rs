@@ -41,6 +41,15 @@ impl WorkerSeries {
         kept.with([leg], find, |series| series.observe(seconds));
     }
 
+    /// The legs of this kind whose time was recorded, and their time in total, in seconds.
+    pub fn legs_taken(&self, leg: &'static str) -> (u64, f64) {
+        let Some(CountedSeries { model, worker, leg_seconds, .. }) = &self.0 else {
+            return (0, 0.0);
+        };
+        let series = leg_seconds.with_label_values(&[&**model, worker, leg]);
+        (series.get_sample_count(), series.get_sample_sum())
+    }
+
     /// Counts whether the worker has reported a figure at the end of a leg.
     pub fn reported(&self, figure: &'static str, is_reported: bool) {
         let Some(CountedSeries { model, worker, reports, kept_reports, .. }) = &self.0 else {

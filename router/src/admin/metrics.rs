@@ -263,6 +263,9 @@ fn observe_worker(core: &Core, served: &ServedModel, worker: &Worker) {
     for (leg, times) in [("prefill", slowdown.prefill), ("decode", slowdown.decode)] {
         show(&metrics.worker_slowdown_ratio, &[model, worker.id(), leg], times);
     }
+    if let Some(group) = &worker.config.transfer_group {
+        metrics.worker_transfer_group.with_label_values(&[model, worker.id(), group]).set(1);
+    }
     // If so configured, reports come less often than decisions need them.
     let shims = core.serving().config.fleet.load_interval;
     let interval = served.config.health.probe_interval.max(shims);

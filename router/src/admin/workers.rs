@@ -15,6 +15,7 @@ use splitrail_fleet::ServedModel;
 use splitrail_fleet::Worker;
 use splitrail_fleet::ranks::{Rank, rank_key};
 use splitrail_fleet::shim_report::EventOrigin;
+use splitrail_policy::Leg;
 
 /// Every worker of every model.
 pub(super) async fn list(State(admin): State<Admin>) -> Response {
@@ -44,6 +45,8 @@ pub(super) fn view(admin: &Admin, served: &ServedModel, worker: &Worker) -> Valu
         "model": served.name(),
         "id": worker.id(),
         "role": worker.config.role.name(),
+        "transfer_group": worker.config.transfer_group,
+        "location": worker.config.location,
         "url": worker.config.url,
         "sources": sources,
         "up": worker.is_up(),
@@ -96,8 +99,20 @@ fn performance(worker: &Worker) -> Value {
         "full": worker.health.rest.is_full(),
         "costs": worker.load.costs.view(Instant::now()),
         "slowdown": worker.load.costs.slowdown(),
+        "hits": worker.kv.usage_stats.hit_totals(),
+        "legs": legs(worker),
         "needs_attention": attention::find_of_worker(worker),
     })
+}
+
+/// The legs of a worker whose time is known, and their time in total.
+fn legs(worker: &Worker) -> Value {
+    let served = [Leg::Prefill, Leg::Decode].into_iter().filter(|leg| worker.serves(*leg));
+    let view = |leg: Leg| {
+        let (count, seconds) = worker.counts.series.legs_taken(leg.name());
+        (leg.name().to_owned(), json!({ "count": count, "seconds": seconds }))
+    };
+    Value::Object(served.map(view).collect())
 }
 
 /// What the index of a worker does not say.

@@ -19,6 +19,8 @@ const WHY_MAX: usize = 160;
 pub(super) struct WorkerView {
     id: String,
     role: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    transfer_group: Option<String>,
     state: &'static str,
     state_why: String,
     state_since_unix_ms: u64,
@@ -70,6 +72,7 @@ impl WorkerView {
         Self {
             id: worker.id().to_owned(),
             role: worker.config.role.name(),
+            transfer_group: worker.config.transfer_group.clone(),
             state: worker.state().name(),
             state_why: clipped(&since.why, WHY_MAX),
             state_since_unix_ms: since.unix_ms,

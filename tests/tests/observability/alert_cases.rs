@@ -54,6 +54,30 @@ pub(crate) const HEALTHY: &[(&str, &str)] = &[
     ("splitrail_available_workers{instance=\"r1\",model=\"m\",leg=\"decode\"}", "2+0x90"),
     ("splitrail_available_workers{instance=\"r2\",model=\"m\",leg=\"decode\"}", "2+0x90"),
     ("splitrail_available_workers{instance=\"r1\",model=\"n\",leg=\"decode\"}", "1+0x90"),
+    (
+        "splitrail_worker_transfer_group{instance=\"r1\",model=\"m\",worker=\"g0\",group=\"old\"}",
+        "1+0x90",
+    ),
+    (
+        "splitrail_worker_transfer_group{instance=\"r1\",model=\"m\",worker=\"g1\",group=\"new\"}",
+        "1+0x90",
+    ),
+    (
+        "splitrail_worker_leg_seconds_sum{instance=\"r1\",model=\"m\",worker=\"g0\",leg=\"prefill\"}",
+        "0+6x90",
+    ),
+    (
+        "splitrail_worker_leg_seconds_sum{instance=\"r1\",model=\"m\",worker=\"g1\",leg=\"prefill\"}",
+        "0+7x90",
+    ),
+    (
+        "splitrail_worker_leg_seconds_count{instance=\"r1\",model=\"m\",worker=\"g0\",leg=\"prefill\"}",
+        "0+60x90",
+    ),
+    (
+        "splitrail_worker_leg_seconds_count{instance=\"r1\",model=\"m\",worker=\"g1\",leg=\"prefill\"}",
+        "0+60x90",
+    ),
     ("splitrail_worker_up{model=\"m\",worker=\"p0\",role=\"prefill\"}", "1+0x90"),
     ("splitrail_worker_up{model=\"m\",worker=\"d0\",role=\"decode\"}", "1+0x90"),
     ("splitrail_worker_up{model=\"m\",worker=\"d1\",role=\"decode\"}", "1+0x90"),
@@ -319,6 +343,13 @@ pub(crate) const CASES: &[Case] = &[
     case(
         "SplitrailWorkerSlow",
         &[("splitrail_worker_slowdown_ratio{model=\"m\",worker=\"p0\",leg=\"prefill\"}", "4+0x90")],
+    ),
+    case(
+        "SplitrailTransferGroupSlow",
+        &[(
+            "splitrail_worker_leg_seconds_sum{instance=\"r1\",model=\"m\",worker=\"g1\",leg=\"prefill\"}",
+            "0+12x90",
+        )],
     ),
     // A worker that is down takes no part in KV routing until its next canary.
     case(

@@ -104,7 +104,7 @@ function showRow(row, worker, now) {
   const breakers = worker.breakers_open ? `, breaker open: ${worker.breakers_open.join(", ")}` : "";
   setAttribute(row.node, "data-state", state);
   setText(row.id, shown(worker.id));
-  setText(row.role, worker.role);
+  setText(row.role, worker.transfer_group ? `${worker.role}, ${shown(worker.transfer_group)}` : worker.role);
   setText(row.state, state + breakers);
   setText(row.since, `for ${age(now - worker.state_since_unix_ms)}`);
   setText(row.why, state === "serving" ? "" : shown(worker.state_why));

@@ -40,6 +40,33 @@ async fn retries_beyond_their_budget_fire_retries_refused() {
     watched.fires(&refused).await;
 }
 
+#[tokio::test]
+async fn a_revision_that_is_slower_fires_transfer_group_slow() {
+    let spec = Spec {
+        policy: "{ kind: round_robin }",
+        worker: |name| match name.ends_with('1') {
+            true => ", transfer_group: new",
+            false => ", transfer_group: old",
+        },
+        engine: |name, config: &mut SimConfig| {
+            config.prefill_us_per_token = if name == "p1" { 20_000 } else { 200 };
+        },
+        ..Spec::default()
+    };
+    let watched = Watched::start(spec).await;
+    watched.is_healthy().await;
+    let http = watched.cluster.http.clone();
+    let mut traffic = tokio::task::JoinSet::new();
+    traffic.spawn(async move {
+        for number in 0u64.. {
+            let body = completion(&prompt(20, &format!("{number}-")));
+            assert_eq!(http.post(COMPLETIONS, &body).await.status, 200);
+        }
+    });
+    watched.fires(&["SplitrailTransferGroupSlow", "SplitrailWorkerSlow"]).await;
+    traffic.shutdown().await;
+}
+
 /// The reply to a prompt of token ids, under this id.
 fn generated(asked: &Asked, id: &str) -> Turn {
     let body: Value = serde_json::from_slice(&asked.heard.body).unwrap();
