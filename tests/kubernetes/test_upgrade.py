@@ -6,6 +6,8 @@ from cluster import agents
 
 REVISION_LABEL = "disaggregatedset.x-k8s.io/revision"
 PAIRS = 3
+# So many requests at a time spread sessions over all workers.
+SPREAD = 6
 # A prompt of a thousand tokens takes a tenth of a second.
 OPTIONS = ("--prefill-us-per-token=100", "--kv-blocks=8192")
 
@@ -25,25 +27,25 @@ def start_pair(fleet, revision, number):
     return names
 
 
-@pytest.mark.parametrize("concurrent", [1, 6])
+@pytest.mark.parametrize("concurrent", [1, SPREAD])
 def test_a_rolling_upgrade_of_all_engines(start_router, fleet, model, concurrent):
     present = [name for number in range(PAIRS) for name in start_pair(fleet, "old", number)]
     with start_router() as router:
         router.wait_for(*present)
-        sessions = agents.Sessions(router, model, concurrent)
+        sessions = agents.Sessions(router, model)
         for _ in range(3):
-            sessions.turn("before")
+            sessions.turn("before", SPREAD)
         for number in range(PAIRS):
             new = start_pair(fleet, "new", number)
             present += new
             router.wait_for(*present)
-            sessions.turn(f"{number + 1} of {PAIRS} started")
+            sessions.turn(f"{number + 1} of {PAIRS} started", concurrent)
             for name in [f"old-{role}-{number}" for role in ("prefill", "decode")]:
                 fleet.delete(name)
                 present.remove(name)
             router.wait_for(*present)
-            sessions.turn(f"{number + 1} of {PAIRS} replaced")
-        sessions.turn("after")
+            sessions.turn(f"{number + 1} of {PAIRS} replaced", concurrent)
+        sessions.turn("after", concurrent)
         print(sessions.table())
         groups = {worker["transfer_group"] for worker in router.workers().values()}
         assert groups == {"new"}

@@ -155,6 +155,8 @@ type WorkerRoles = HashMap<(String, String), &'static str>;
 fn observe_fleet(core: &Core) -> WorkerRoles {
     let mut present = WorkerRoles::new();
     observe_available(core);
+    // A worker may be of another group by now.
+    core.metrics.worker_transfer_group.reset();
     for served in &core.serving().models {
         let model = served.name();
         let learned = served.pool.calibration.learned(Instant::now());

@@ -1,10 +1,10 @@
 """Sessions of agents: each turn's prompt begins with all of the turn before."""
 
 import collections
-import concurrent.futures
 import json
 import statistics
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 
@@ -34,10 +34,7 @@ class Turn:
 
 
 class Sessions:
-    """Sessions of which so many have a request under way at a time."""
-
-    def __init__(self, router, model, concurrent):
-        self._concurrent = concurrent
+    def __init__(self, router, model):
         self._url, self._model = f"{router.http}/v1/completions", model
         instructions = list(range(10, 10 + INSTRUCTIONS_TOKENS))
         self._prompts = [instructions + self._tokens(n, FIRST_TOKENS) for n in range(SESSIONS)]
@@ -48,9 +45,9 @@ class Sessions:
     def _tokens(seed, count):
         return [3 + (seed * 7919 + place * 31) % 30_000 for place in range(count)]
 
-    def turn(self, phase):
-        """One more turn of each session."""
-        with concurrent.futures.ThreadPoolExecutor(self._concurrent) as pool:
+    def turn(self, phase, concurrent):
+        """One more turn of each session, so many at a time."""
+        with ThreadPoolExecutor(concurrent) as pool:
             self.turns += pool.map(lambda session: self._ask(phase, session), range(SESSIONS))
         for session, prompt in enumerate(self._prompts):
             prompt += self._tokens(session + len(prompt), TURN_TOKENS)
