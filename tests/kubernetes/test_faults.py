@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from cluster.control_plane import NAMESPACE
 from support.waiting import eventually
 
 OUTAGE_S = 60
@@ -34,6 +35,8 @@ def test_a_version_that_the_api_server_no_longer_has(control_plane, start_router
             # The watch is at a version before all of this, which neither cache nor store has afterwards.
             fleet.remove("decode-0")
             fleet.start("decode-2", "decode")
+            # The router may have been sent these changes, which it reads once it goes on.
+            control_plane.create(f"/api/v1/namespaces/{NAMESPACE}/configmaps", {"metadata": {"name": "later"}})
             control_plane.kill_api_server()
             control_plane.compact()
             control_plane.start_api_server()

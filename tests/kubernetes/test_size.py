@@ -7,7 +7,7 @@ from support.waiting import eventually
 COUNT = 1000
 ROUNDS = 3
 # A router that is built for tests takes seconds for so many.
-PATIENCE_S = 180
+PATIENCE_S = 600
 # What remains of a worker that has left, and of the allocator's pages, is far less than what a worker takes.
 GROWTH_BYTES = 16 << 20
 

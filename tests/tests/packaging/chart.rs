@@ -97,7 +97,7 @@ fn the_configuration_of_every_release_is_valid() {
         }
         checked += 1;
     }
-    assert_eq!(checked, 7, "releases");
+    assert_eq!(checked, 9, "releases");
 }
 
 #[test]

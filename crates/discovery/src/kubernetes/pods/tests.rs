@@ -42,7 +42,7 @@ fn a_ready_pod_is_a_worker_under_its_name() {
     let expected: WorkerConfig = serde_json::from_value(json!({
         "id": "prefill-0", "role": "prefill", "url": "http://10.42.0.17:8000",
         "kv_events": "tcp://10.42.0.17:5557", "kv_replay": "tcp://10.42.0.17:5558",
-        "supports_cache_hit_threshold": false,
+        "supports_cache_hit_threshold": false, "location": "/node-a",
     }))
     .unwrap();
     assert_eq!(found, expected);

@@ -205,7 +205,6 @@ impl View<usize> for Fleet {
             rank: None,
             blocks: prompt.iter().take_while(|block| held.contains(block)).count() as u32,
             wait_ns: 0,
-            is_outgoing: false,
             kv_format: KvFormat::default(),
         }));
     }
