@@ -5,7 +5,7 @@ use prometheus::IntGaugeVec;
 use prometheus::core::{Collector, MetricVec, MetricVecBuilder};
 use prometheus::proto::MetricFamily;
 
-use super::{Definition, MetricKind, Metrics};
+use super::{Definition, LabelDefinition, MetricKind, Metrics};
 
 /// The owner of series: the router, a model, a worker, a tenant or a listener. The series are
 /// created when it joins.
@@ -54,25 +54,40 @@ impl<'a> Scope<'a> {
         }
         // Requests without a model are counted by few metrics, which say so by their case.
         let no_model = matches!(self, Self::Model("none")) && metric.case.is_none();
-        let mut all = if no_model { Vec::new() } else { vec![Vec::new()] };
-        for label in metric.labels {
-            let named = fixed.iter().find(|(name, _)| *name == label.name).map(|(_, value)| *value);
-            let values: Vec<&str> = match (named, label.values, self) {
-                (Some(value), _, _) => vec![value],
-                (None, Some(_), Self::Worker { legs, .. }) if label.name == "leg" => legs.to_vec(),
-                (None, Some(values), _) => values.to_vec(),
-                // The values of this label are not known.
-                (None, None, _) => return Vec::new(),
-            };
-            let with = |series: Vec<&'a str>| {
-                let extended = values.iter().map(move |value| [&series[..], &[*value]].concat());
-                extended.collect::<Vec<_>>()
-            };
-            all = all.into_iter().flat_map(with).collect();
+        if no_model {
+            return Vec::new();
         }
+        let legs = |label: &LabelDefinition| match self {
+            Self::Worker { legs, .. } if label.name == "leg" => Some(*legs),
+            _ => label.values,
+        };
+        let mut all = combinations(metric, &fixed, legs).unwrap_or_default();
         all.retain(|values| metric.case.is_none_or(|exists| exists(values)));
         all
     }
+}
+
+/// The values of the labels of each series of a metric with these `fixed` labels; `None` if the values
+/// of another label are not known.
+fn combinations<'a>(
+    metric: &Definition,
+    fixed: &[(&str, &'a str)],
+    known: impl Fn(&LabelDefinition) -> Option<&'a [&'static str]>,
+) -> Option<Vec<Vec<&'a str>>> {
+    let mut all = vec![Vec::new()];
+    for label in metric.labels {
+        let named = fixed.iter().find(|(name, _)| *name == label.name).map(|(_, value)| *value);
+        let values: Vec<&str> = match named {
+            Some(value) => vec![value],
+            None => known(label)?.to_vec(),
+        };
+        let with = |series: Vec<&'a str>| {
+            let extended = values.iter().map(move |value| [&series[..], &[*value]].concat());
+            extended.collect::<Vec<_>>()
+        };
+        all = all.into_iter().flat_map(with).collect();
+    }
+    Some(all)
 }
 
 /// A metric with all its series.
@@ -163,9 +178,9 @@ fn forget_series(metric: &Definition, family: &dyn Family, own: &[(&str, &str)])
     if !own.iter().all(|(name, _)| metric.has_label(name)) {
         return;
     }
-    // If there is exactly one series, its labels are known and no other series is read.
-    if metric.labels.iter().map(|label| label.name).eq(own.iter().map(|(name, _)| *name)) {
-        family.remove(&own.iter().map(|(_, value)| *value).collect::<Vec<_>>());
+    // Otherwise all series of the metric would be read, for each of a thousand workers that leave.
+    if let Some(all) = combinations(metric, own, |label| label.values) {
+        all.iter().for_each(|values| family.remove(values));
         return;
     }
     for family_now in family.families() {
