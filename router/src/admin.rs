@@ -23,7 +23,7 @@ mod index;
 mod live;
 mod lookup;
 mod metrics;
-mod page;
+pub(crate) mod page;
 mod playground;
 mod query;
 mod refusal;

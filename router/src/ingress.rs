@@ -10,6 +10,7 @@ pub mod identify;
 pub mod listener;
 mod models;
 mod near_path;
+mod openapi;
 mod rate_limits;
 pub mod reply;
 pub(crate) mod request_body;

@@ -107,7 +107,7 @@ pub fn sanitise(
 }
 
 /// The place of an endpoint's top-level members in the table of fields.
-fn place_of(endpoint: Endpoint) -> Places {
+pub fn place_of(endpoint: Endpoint) -> Places {
     match endpoint {
         Endpoint::Chat => table::CHAT,
         Endpoint::Completions => table::COMPLETIONS,

@@ -58,12 +58,14 @@ pub(super) fn is_page(path: &str) -> bool {
 
 /// Adds the routes of the page's files.
 pub(super) fn add_routes(routes: Router<Admin>) -> Router<Admin> {
-    FILES.iter().fold(routes, |routes, file| routes.route(file.path, get(async || reply(file))))
+    let reply = |file: &'static File| get(async || file_reply(file.kind, file.text));
+    FILES.iter().fold(routes, |routes, file| routes.route(file.path, reply(file)))
 }
 
-fn reply(file: &'static File) -> Response {
+/// A file of a page that loads nothing from elsewhere, of a type such as `text/html`.
+pub(crate) fn file_reply(kind: &str, text: &'static str) -> Response {
     let headers = [
-        (CONTENT_TYPE, format!("{}; charset=utf-8", file.kind)),
+        (CONTENT_TYPE, format!("{kind}; charset=utf-8")),
         // Another version of the router has another page.
         (CACHE_CONTROL, "no-cache".to_owned()),
         (CONTENT_SECURITY_POLICY, SECURITY_POLICY.to_owned()),
@@ -71,7 +73,7 @@ fn reply(file: &'static File) -> Response {
         (REFERRER_POLICY, "no-referrer".to_owned()),
         (X_CONTENT_TYPE_OPTIONS, "nosniff".to_owned()),
     ];
-    (headers, file.text).into_response()
+    (headers, text).into_response()
 }
 
 #[cfg(test)]

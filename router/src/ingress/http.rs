@@ -1,7 +1,6 @@
 //! The OpenAI API over HTTP. Only the paths listed here exist; the paths of engine requests are
 //! chosen by the router.
 
-use std::borrow::Cow;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
@@ -10,7 +9,7 @@ use axum::body::Body;
 use axum::extract::{ConnectInfo, Extension, Request, State};
 use axum::middleware::{self, Next};
 use axum::response::Response;
-use axum::routing::{any, get};
+use axum::routing::{MethodRouter, any, get};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use http::header::{
@@ -27,6 +26,7 @@ use super::head::early_reply_ends_connection;
 use super::identify::{Sender, identify};
 use super::models::{list_models, show_model};
 use super::near_path::near_path;
+use super::openapi::{show_document, show_page, show_style};
 use super::rate_limits;
 use super::reply::{error_dialect, error_in, health, ready, reply_error};
 use super::request_body::{BodyBound, BoundedBody};
@@ -79,16 +79,17 @@ fn all(core: Arc<Core>) -> Router {
         };
         routes.route(endpoint.path(), any(refuse))
     };
-    let with_sender = Router::new()
-        .route("/v1/responses/{id}", get(no_response).delete(no_response))
-        .route("/v1/models", get(list_models))
-        // Names may contain slashes: `Qwen/Qwen3-8B`.
-        .route("/v1/models/{*id}", get(show_model))
+    let add = |routes: Router<Arc<Core>>, own: OwnPath| routes.route(own.path, own.replies);
+    let (with_sender, public): (Vec<_>, Vec<_>) =
+        own_paths().into_iter().partition(|own| own.needs_credential);
+    let with_sender = with_sender
+        .into_iter()
+        .fold(Router::new(), add)
         .layer(middleware::from_fn_with_state(Arc::clone(&core), name_sender));
     let routes = Endpoint::ALL.into_iter().fold(with_sender, post_only);
-    routes
-        .route("/health", get(health))
-        .route("/ready", get(ready))
+    public
+        .into_iter()
+        .fold(routes, add)
         .fallback(async |uri: Uri, Extension(identity): Extension<Identity>| {
             let error = Error::new(ErrorKind::UnknownPath, no_such_path(uri.path()));
             error_in(error_dialect(&uri), error.with_request_id(&identity.request_id))
@@ -100,13 +101,55 @@ fn all(core: Arc<Core>) -> Router {
         .with_state(core)
 }
 
+/// A path that the router answers itself.
+pub(super) struct OwnPath {
+    /// The path as a pattern of axum.
+    path: &'static str,
+    /// The path as the description of the API shows it.
+    pub(super) shown_path: &'static str,
+    /// The methods in small letters, each with what it does.
+    pub(super) methods: &'static [(&'static str, &'static str)],
+    pub(super) needs_credential: bool,
+    replies: MethodRouter<Arc<Core>>,
+}
+
+/// All paths that the router answers itself, in the order in which they are described.
+pub(super) fn own_paths() -> Vec<OwnPath> {
+    let own = |path, methods, needs_credential, replies| OwnPath {
+        path,
+        shown_path: path,
+        methods,
+        needs_credential,
+        replies,
+    };
+    const NO_RESPONSE: &str = "404: responses are not stored";
+    let responses: &[_] = &[("get", NO_RESPONSE), ("delete", NO_RESPONSE)];
+    vec![
+        own("/v1/responses/{id}", responses, true, get(no_response).delete(no_response)),
+        own("/v1/models", &[("get", "Lists the models")], true, get(list_models)),
+        OwnPath {
+            shown_path: "/v1/models/{id}",
+            // Names may contain slashes: `Qwen/Qwen3-8B`.
+            ..own("/v1/models/{*id}", &[("get", "Shows one model")], true, get(show_model))
+        },
+        own("/health", &[("get", "Whether the process is alive")], false, get(health)),
+        own("/ready", &[("get", "Whether the router can serve")], false, get(ready)),
+        own("/openapi.json", &[("get", "This API for programs")], false, get(show_document)),
+        own("/docs", &[("get", "This API for people")], false, get(show_page)),
+        own("/docs/docs.css", &[("get", "The style sheet of `/docs`")], false, get(show_style)),
+    ]
+}
+
 fn wrong_method() -> Error {
     Error::new(ErrorKind::MethodNotAllowed, "the path exists, but not with this method")
 }
 
-fn no_such_path(path: &str) -> Cow<'static, str> {
+fn no_such_path(path: &str) -> String {
     const NONE: &str = "there is no such path";
-    near_path(path).map_or(NONE.into(), |near| format!("{NONE}: did you mean `{near}`?").into())
+    near_path(path).map_or_else(
+        || format!("{NONE}: `GET /docs` lists all paths"),
+        |near| format!("{NONE}: did you mean `{near}`?"),
+    )
 }
 
 fn asks_for_web_socket(headers: &HeaderMap) -> bool {

@@ -94,6 +94,11 @@ pub async fn ready(State(core): State<Arc<Core>>) -> Response {
 
 /// A JSON reply.
 pub fn json_reply(value: serde_json::Value) -> Response {
+    json_text_reply(value.to_string())
+}
+
+/// A reply of JSON text.
+pub fn json_text_reply(text: impl Into<Body>) -> Response {
     let json = HeaderValue::from_static("application/json");
-    ([(CONTENT_TYPE, json)], value.to_string()).into_response()
+    ([(CONTENT_TYPE, json)], text.into()).into_response()
 }

@@ -9,5 +9,6 @@ mod lenience;
 mod lists;
 mod media;
 mod openai;
+mod openapi;
 mod origins;
 mod scoring;
