@@ -42,15 +42,17 @@ class Program:
 class Release:
     """The programs of a release, and what goes with them."""
 
-    def __init__(self, programs: Path, folder: Path) -> None:
+    def __init__(self, programs: Path, folder: Path, plain: bool) -> None:
         self.version = workspace()["version"]
         self.epoch_s = epoch_s()
         # For everything that is not an artefact.
         self.folder = folder
         self.programs = [strip(programs / name, folder) for name in NAMES]
         for program in self.programs:
-            if missing := lacking(program):
-                raise SystemExit(f"{program.name} was built without {', '.join(missing)}: use --all-features")
+            if not plain and (missing := lacking(program)):
+                raise SystemExit(
+                    f"{program.name} was built without {', '.join(missing)}: use --all-features, or say --plain"
+                )
         self.arch = self.programs[0].arch
         newest = max(self.programs, key=lambda program: program.glibc)
         self.glibc = newest.glibc

@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from . import deb, image, image_index, sbom, tarball, wheel
-from .contents import Release
+from . import deb, image, image_index, sbom, source, tarball, tools, wheel
+from .contents import NAMES, Release
 from .report import Report, Unavailable
 from .source import ROOT, host
 
@@ -29,32 +29,40 @@ INCOMPLETE = 3
 def main() -> int:
     args = parse()
     names = list(dict.fromkeys(args.artefact)) or list(ARTEFACTS)
-    programs = args.programs or [build(target, args.without_profile) for target in targets(args)]
+    if args.plain:
+        source.FEATURES.clear()
+    tools.installs = args.install
+    programs = args.programs or [build(target, args) for target in targets(args)]
     output = args.output.resolve()
-    shutil.rmtree(output, ignore_errors=True)
-    output.mkdir(parents=True)
-    # Also after a run that fails, the folder is known as one of this script.
-    sums = output / "SHA256SUMS"
-    sums.touch()
-    with tempfile.TemporaryDirectory(prefix="splitrail-package-") as temporary:
-        report = Report(output, releases(programs, Path(temporary)), verifies=not args.no_verify)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="splitrail-package-") as temporary,
+        tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as unfinished,
+    ):
+        # What an earlier run has made stays until all of this run is there.
+        made = Path(unfinished) / output.name
+        made.mkdir()
+        release_list = releases(programs, Path(temporary), args.plain)
+        report = Report(made, release_list, verifies=not args.no_verify)
         for release in report.releases:
             for name in names:
                 attempt(f"{name} for {release.arch.linux}", report, ARTEFACTS[name], release)
         if "image" in names and len(report.releases) > 1:
             attempt("image for all processors", report, image_index.make, report.releases)
-    sums.write_text(checksums(output))
-    report.write(PUBLISHED)
+        (made / "SHA256SUMS").write_text(checksums(made))
+        report.write(output, PUBLISHED)
+        shutil.rmtree(output, ignore_errors=True)
+        made.rename(output)
     return INCOMPLETE if report.missing else 0
 
 
-def releases(programs: list[Path], temporary: Path) -> list[Release]:
+def releases(programs: list[Path], temporary: Path, plain: bool) -> list[Release]:
     """The programs of all folders, each of which is for another processor."""
     found: dict[str, Release] = {}
     for number, folder in enumerate(programs):
         work = temporary / str(number)
         work.mkdir()
-        release = Release(folder.resolve(), work)
+        release = Release(folder.resolve(), work, plain)
         if release.arch.linux in found:
             raise SystemExit(f"two folders have programs for {release.arch.linux}: package them separately")
         found[release.arch.linux] = release
@@ -98,6 +106,12 @@ def parse() -> argparse.Namespace:
         "--host", action="store_true", help="builds for this machine and its glibc alone, without Zig"
     )
     parser.add_argument(
+        "--plain",
+        action="store_true",
+        help="takes programs without the optional features, and builds them for this machine with "
+        "`cargo build --release`: to try them",
+    )
+    parser.add_argument(
         "--without-profile", action="store_true", help="builds without running the programs first"
     )
     parser.add_argument(
@@ -105,14 +119,22 @@ def parse() -> argparse.Namespace:
         type=Path,
         metavar="FOLDER",
         default=ROOT / "target/package",
-        help="is emptied first (default: target/package)",
+        help="is replaced at the end (default: target/package)",
+    )
+    parser.add_argument(
+        "--install",
+        action="store_true",
+        help="installs Debian's packages that are missing with apt, as root; without it, an artefact "
+        "that needs one is reported as incomplete",
     )
     parser.add_argument("--no-verify", action="store_true", help="starts nothing and checks nothing")
     args = parser.parse_args()
     if args.programs and (args.target or args.host or args.without_profile):
         parser.error("--programs names what was built: no other option for the build goes with it")
-    if args.target and args.host:
-        parser.error("--host and --target exclude each other")
+    if bool(args.target) + args.host + args.plain > 1:
+        parser.error("--host, --plain and --target exclude each other")
+    if args.plain and args.without_profile:
+        parser.error("the plain build has no profile: leave out --without-profile")
     for name in args.artefact:
         if name not in ARTEFACTS:
             parser.error(f"there is no artefact {name!r}: choose from {', '.join(ARTEFACTS)}")
@@ -123,13 +145,17 @@ def parse() -> argparse.Namespace:
 
 def targets(args: argparse.Namespace) -> list[str | None]:
     """What is built; nothing stands for this machine."""
-    return [None] if args.host else args.target or list(PUBLISHED)
+    return [None] if args.host or args.plain else args.target or list(PUBLISHED)
 
 
-def build(target: str | None, without_profile: bool) -> Path:
+def build(target: str | None, args: argparse.Namespace) -> Path:
     """Builds the programs; the folder that they are in."""
+    if args.plain:
+        names = [option for name in NAMES for option in ("--package", name, "--bin", name)]
+        subprocess.run(["cargo", "build", "--release", "--locked", *names], cwd=ROOT, check=True)
+        return ROOT / "target/release"
     command = [ROOT / "release/build"]
-    if without_profile:
+    if args.without_profile:
         command.append("--without-profile")
     folder = ROOT / "target/dist-build"
     if target is None:

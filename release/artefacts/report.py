@@ -44,8 +44,9 @@ class Report:
         print(f"{name}: {why}", flush=True)
         self.missing.append(f"{name}: {why}")
 
-    def write(self, published: tuple[str, ...]) -> None:
-        """Writes `SIZES`, and prints the summary, with what is missing of the published targets."""
+    def write(self, place: Path, published: tuple[str, ...]) -> None:
+        """Writes `SIZES`, and prints the summary, with what is missing of the published targets.
+        `place` is where the files will be."""
         sizes = [
             (f"{program.name} for {release.arch.linux} (stripped)", len(program.data))
             for release in self.releases
@@ -53,7 +54,7 @@ class Report:
         ]
         sizes += [(name, (self.output / name).stat().st_size) for name in sorted(self.verified)]
         (self.output / "SIZES").write_text("".join(f"{size:>12}  {name}\n" for name, size in sizes))
-        print(f"\n{self.output}")
+        print(f"\n{place}")
         for name, size in sizes:
             checks = "; ".join(self.verified.get(name, []))
             print(f"{size / MEGABYTE:8.1f} MB  {name}" + (f": {checks}" if checks else ""))

@@ -10,6 +10,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 # Archives of Zip know no earlier time: the first of January 1980, in seconds since 1970.
 EARLIEST_S = 315_532_800
+# Those with which the programs were built, as options of cargo; none for a plain build.
+FEATURES = ["--all-features"]
 
 
 def run(*command: str | Path, **options) -> str:
@@ -61,10 +63,8 @@ def cargo(*args: str) -> str:
 
 @functools.cache
 def metadata(target: str) -> dict:
-    """`cargo metadata` for a target, with all features."""
-    return json.loads(
-        cargo("metadata", "--format-version=1", "--all-features", f"--filter-platform={target}")
-    )
+    """`cargo metadata` for a target."""
+    return json.loads(cargo("metadata", "--format-version=1", *FEATURES, f"--filter-platform={target}"))
 
 
 @functools.cache
@@ -81,7 +81,7 @@ def crates(program: str, target: str, edges: str) -> frozenset[tuple[str, str]]:
     tree = cargo(
         "tree",
         f"--package={program}",
-        "--all-features",
+        *FEATURES,
         f"--target={target}",
         f"--edges={edges}",
         "--prefix=none",

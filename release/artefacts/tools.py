@@ -7,14 +7,17 @@ from pathlib import Path
 
 from .report import Unavailable
 
+# Whether missing packages of Debian may be installed.
+installs = False
+
 
 def need(command: str, *packages: str) -> str:
-    """The path of a command. On Debian, as root, its packages are installed if it is missing."""
-    if which(command) is None:
+    """The path of a command. If it is missing, its packages are installed where that was allowed."""
+    if which(command) is None and installs:
         install(*packages)
     found = which(command)
     if found is None:
-        raise Unavailable(f"`{command}` is missing: install {' '.join(packages)}")
+        raise Unavailable(f"`{command}` is missing: install {' '.join(packages)} (on Debian, --install does)")
     return found
 
 

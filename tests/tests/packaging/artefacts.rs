@@ -124,6 +124,24 @@ fn the_index_of_images_has_each_image_with_the_programs_for_its_processor() {
 }
 
 #[test]
+fn a_run_that_fails_leaves_what_an_earlier_run_has_made() {
+    let files = tempfile::tempdir().unwrap();
+    let programs = small_programs(files.path());
+    let made = files.path().join("made");
+    package(&programs, &made, &["sbom"]);
+    let before = names(&made);
+    fs::remove_file(programs.join("splitrail-shim")).unwrap();
+    let mut again = Command::new("python3");
+    again.arg(root().join("release/package")).args(["--no-verify", "sbom"]);
+    again.arg("--programs").arg(&programs).arg("--output").arg(&made);
+    assert_eq!(again.status().unwrap().code(), Some(1));
+    assert_eq!(names(&made), before);
+    again.arg("--output").arg(files.path().join("never"));
+    assert_eq!(again.status().unwrap().code(), Some(1));
+    assert_eq!(names(files.path()), ["made", "programs"]);
+}
+
+#[test]
 fn programs_for_the_same_processor_are_not_packaged_together() {
     let files = tempfile::tempdir().unwrap();
     let programs = small_programs(files.path());

@@ -4,9 +4,11 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use serde_json::json;
 use splitrail_sim::write_tokenizer;
+use splitrail_tests::binary::built;
 use splitrail_tests::cluster::{eventually, metric_in};
 use splitrail_tests::process::Process;
 use splitrail_tests::trial::prompt;
@@ -33,6 +35,16 @@ fn commands(file: &str) -> BTreeMap<String, Vec<String>> {
         }
     }
     commands
+}
+
+/// Runs the health check of a service of `compose.yaml`, whose address there is `url`, at `address`.
+fn check_health(url: &str, path: &str, address: &str) {
+    let flag = format!("--url=http://{url}/{path}");
+    let check = format!("test: [CMD, /usr/local/bin/splitrail, health, {flag}]");
+    assert!(text("compose.yaml").contains(&check), "{check}");
+    let flag = flag.replace(url, address);
+    let checked = Command::new(built("splitrail")).args(["health", &flag]).status().unwrap();
+    assert!(checked.success(), "{flag}");
 }
 
 /// A configuration whose listeners take any port of the loopback and whose model is in `model`.
@@ -77,6 +89,7 @@ async fn the_simulated_cluster_serves_from_decode_caches_and_has_what_prometheus
             assert!(config.contains(&in_compose), "{in_compose} is not in splitrail.yaml");
             config = config.replace(&in_compose, &told);
         }
+        check_health(&format!("{name}:8000"), "health", engine.told("http"));
         engines.push(engine);
     }
     assert_eq!(engines.len(), 4, "engines");
@@ -89,6 +102,7 @@ async fn the_simulated_cluster_serves_from_decode_caches_and_has_what_prometheus
     let router = Process::start("router", files.path(), &args).await;
     let http = router.client("http");
     eventually("the router is ready", async || http.get("/ready").await.status == 200).await;
+    check_health("127.0.0.1:8000", "ready", router.told("http"));
 
     let body = json!({
         "model": "default", "prompt": prompt(200, "compose"), "max_tokens": 4, "temperature": 0,

@@ -7,6 +7,8 @@ mod chart;
 mod compose;
 #[cfg(feature = "packaging")]
 mod guides;
+#[cfg(feature = "packaging")]
+mod site;
 mod systemd;
 // The server that the suite of what operators are told starts, too.
 #[cfg(feature = "prometheus")]
