@@ -17,7 +17,7 @@ use splitrail_settings::logging::{LineQueue, LineResult, queue_lines, warn_of};
 use splitrail_settings::process::raise_descriptor_limit;
 use splitrail_settings::service_manager::tell_ready;
 use splitrail_settings::variables::schema_with_variables;
-use splitrail_telemetry::logging::{self, LogFormat};
+use splitrail_telemetry::logging::{self, LevelFilter, LogFormat};
 
 mod admin;
 mod change;
@@ -78,7 +78,8 @@ const BUILD: Build = Build {
 #[derive(Parser)]
 #[command(version)]
 struct Args {
-    /// The format of log lines: `text` or `json`. `RUST_LOG` sets the filter.
+    /// The format of log lines: `text` or `json`. `RUST_LOG` sets the filter: by default `info`,
+    /// of `quickstart` `warn`.
     #[arg(long, value_name = "FORMAT", global = true, value_enum, default_value_t)]
     #[arg(hide_possible_values = true)]
     log_format: LogFormat,
@@ -200,7 +201,12 @@ fn main() -> ExitCode {
         Ok(args) => args,
         Err(code) => return code,
     };
-    logging::init(args.log_format);
+    // Where to send a request is not to stand among lines of the router.
+    let level = match args.command {
+        Command::Quickstart { .. } => LevelFilter::WARN,
+        _ => LevelFilter::INFO,
+    };
+    logging::init(args.log_format, level);
     // The output of commands that keep running is only read as logs.
     let runs_on = matches!(
         args.command,
@@ -338,7 +344,7 @@ async fn run_quickstart(
     if print_config {
         print_line(&started.yaml)?;
     }
-    let signals = Signals::watch()?;
+    let signals = Signals::watch()?.stopped_by_terminal();
     print_line(&started.hints())?;
     if let Some(path) = ready_file {
         started.running.write_ready_file(&path).map_err(|error| Failure::unwritten(&error))?;

@@ -73,7 +73,11 @@ impl Process {
     }
 
     fn terminate(&self) {
-        let kill = format!("kill -TERM {}", self.child.id());
+        self.signal("TERM");
+    }
+
+    fn signal(&self, name: &str) {
+        let kill = format!("kill -{name} {}", self.child.id());
         assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
     }
 
@@ -388,6 +392,16 @@ async fn quickstart_starts_the_requested_number_of_engines() {
 }
 
 #[tokio::test]
+async fn quickstart_says_first_where_to_send_a_request_and_ends_with_its_terminal() {
+    let mut process = quickstart(&[]);
+    process.ready().await;
+    assert!(process.read("stdout").starts_with("Splitrail is up"));
+    assert_eq!(process.read("stderr"), "", "no line stands before the banner");
+    process.signal("HUP");
+    assert_eq!(process.end().await.code(), Some(0), "{}", process.read("stderr"));
+}
+
+#[tokio::test]
 async fn the_first_sigterm_lets_a_stream_finish_and_the_second_ends_at_once() {
     let mut patient = quickstart(&[]);
     let http = Client::new(address(&patient.ready().await, "http"));
@@ -400,12 +414,13 @@ async fn the_first_sigterm_lets_a_stream_finish_and_the_second_ends_at_once() {
     assert_eq!(patient.end().await.code(), Some(0));
 
     let mut urgent = quickstart(&[]);
-    let http = Client::new(address(&urgent.ready().await, "http"));
+    let ready = urgent.ready().await;
+    let [http, admin] = ["http", "admin"].map(|listener| Client::new(address(&ready, listener)));
     // Longer than the test waits.
     let mut events = http.stream(CHAT, &chat(20_000)).await;
     events.next().await.unwrap();
     urgent.terminate();
-    eventually("the drain has begun", async || urgent.read("stderr").contains("draining")).await;
+    eventually("the drain has begun", async || admin.get("/ready").await.status == 503).await;
     urgent.terminate();
     urgent.end().await;
     while let Some(event) = events.next().await {

@@ -433,6 +433,19 @@ pub struct Signals {
     terminate: Signal,
     interrupt: Signal,
     hang_up: Signal,
+    /// Whether SIGHUP was ignored when the process started.
+    ignored_hang_up: bool,
+    stops_on_hang_up: bool,
+}
+
+/// Whether the parent had SIGHUP ignored, as `nohup` does; a handler replaces that.
+fn ignores_hang_up() -> bool {
+    const MASK: &str = "SigIgn:";
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix(MASK));
+    // Signal 1 is the lowest bit.
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .is_some_and(|mask| mask & 1 == 1)
 }
 
 impl Signals {
@@ -441,19 +454,30 @@ impl Signals {
     /// # Errors
     /// Signals cannot be watched.
     pub fn watch() -> io::Result<Self> {
+        let ignored_hang_up = ignores_hang_up();
         let terminate = signal(SignalKind::terminate())?;
         let interrupt = signal(SignalKind::interrupt())?;
         let hang_up = signal(SignalKind::hangup())?;
-        Ok(Self { terminate, interrupt, hang_up })
+        Ok(Self { terminate, interrupt, hang_up, ignored_hang_up, stops_on_hang_up: false })
     }
 
-    /// Waits for SIGTERM or SIGINT; calls `hung_up` for each SIGHUP meanwhile.
+    /// The same signals for a process that belongs to its terminal: SIGHUP stops it, unless it was
+    /// ignored when the process started.
+    pub fn stopped_by_terminal(mut self) -> Self {
+        self.stops_on_hang_up = !self.ignored_hang_up;
+        self
+    }
+
+    /// Waits for a signal that stops; calls `hung_up` for each SIGHUP that reloads meanwhile.
     pub async fn stopped(&mut self, hung_up: impl Fn()) {
         loop {
             tokio::select! {
                 _ = self.terminate.recv() => return,
                 _ = self.interrupt.recv() => return,
-                _ = self.hang_up.recv() => hung_up(),
+                _ = self.hang_up.recv() => match self.stops_on_hang_up {
+                    true => return,
+                    false => hung_up(),
+                },
             }
         }
     }

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use splitrail_settings::command::{
     AboutCommand, Build, Failure, Paint, describe, exit, finish, parse, print_line, variable_name,
 };
-use splitrail_settings::logging::{self, LogFormat};
+use splitrail_settings::logging::{self, LevelFilter, LogFormat};
 use splitrail_settings::process::{raise_descriptor_limit, write_whole};
 use splitrail_settings::service_manager::tell_ready;
 use splitrail_settings::variables::schema_with_variables;
@@ -117,7 +117,7 @@ async fn command() -> ExitCode {
         Ok(args) => args,
         Err(code) => return code,
     };
-    logging::init(args.log_format, &[]);
+    logging::init(args.log_format, LevelFilter::INFO, &[]);
     // While the shim runs with JSON logs, errors go to the log as well.
     let logs = args.command.is_none() && args.log_format == LogFormat::Json;
     let outcome = match args.command {

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use clap::ValueEnum;
 use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
+pub use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::format::Format;
 
 use crate::Problem;
@@ -55,22 +55,22 @@ pub fn format() -> LogFormat {
 }
 
 /// The level of a directive `TARGET=LEVEL`.
-fn level(directive: &str) -> LevelFilter {
+fn level_of(directive: &str) -> LevelFilter {
     let level = directive.rsplit_once('=').and_then(|(_, level)| level.parse().ok());
     level.unwrap_or(LevelFilter::OFF)
 }
 
-/// Starts logging, including panics. `RUST_LOG` sets the filter; the default is `info`.
-/// `directives` are added to the filter: they silence libraries whose lower levels would log
-/// content.
-pub fn init(format: LogFormat, directives: &[&str]) {
+/// Starts logging, including panics. `RUST_LOG` sets the filter; without it, lines of `level` and
+/// above are logged. `directives` are added to the filter: they silence libraries whose lower
+/// levels would log content.
+pub fn init(format: LogFormat, level: LevelFilter, directives: &[&str]) {
     let asked = std::env::var("RUST_LOG").ok().filter(|asked| !asked.is_empty());
     let parsed = asked.as_ref().map(EnvFilter::try_new).transpose();
     let ignored = parsed.as_ref().err().map(ToString::to_string);
-    let filter = parsed.ok().flatten().unwrap_or_else(|| EnvFilter::new("info"));
+    let filter = parsed.ok().flatten().unwrap_or_else(|| EnvFilter::new(level.to_string()));
     // A directive for a library replaces what the filter says of it, and so must not raise it.
     let most = filter.max_level_hint().unwrap_or(LevelFilter::TRACE);
-    let caps = directives.iter().filter(|directive| level(directive) < most);
+    let caps = directives.iter().filter(|directive| level_of(directive) < most);
     let filter =
         caps.filter_map(|directive| directive.parse().ok()).fold(filter, EnvFilter::add_directive);
     let builder = tracing_subscriber::fmt()
@@ -98,7 +98,7 @@ pub fn init(format: LogFormat, directives: &[&str]) {
     };
     std::panic::set_hook(Box::new(log_panic));
     if let Some(problem) = ignored {
-        tracing::warn!(problem, "RUST_LOG is invalid; logging at info");
+        tracing::warn!(problem, "RUST_LOG is invalid; logging at {level}");
     }
 }
 

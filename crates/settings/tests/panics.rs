@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use splitrail_settings::logging::{self, LogFormat};
+use splitrail_settings::logging::{self, LevelFilter, LogFormat};
 
 /// Set in the process that panics.
 const CHILD: &str = "SPLITRAIL_TEST_PANICS";
@@ -31,7 +31,7 @@ fn a_panic_is_logged_by_its_place_and_quotes_no_content() {
 
 fn panic_with_content() {
     let json = std::env::var(CHILD).unwrap() == "json";
-    logging::init(if json { LogFormat::Json } else { LogFormat::Text }, &[]);
+    logging::init(if json { LogFormat::Json } else { LogFormat::Text }, LevelFilter::INFO, &[]);
     let prompt = String::from("PromptMarker é");
     let cut = prompt.clone();
     // The standard library quotes a text that is cut within a character, and an error that is

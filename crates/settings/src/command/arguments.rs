@@ -9,7 +9,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, Parser};
 
 use super::{Build, exit};
-use crate::logging::{self, LogFormat};
+use crate::logging::{self, LevelFilter, LogFormat};
 
 /// The flag, of both programs, for the format of log lines.
 const LOG_FORMAT: &str = "log-format";
@@ -106,7 +106,7 @@ pub fn parse<A: Parser>(build: &Build, variable: VariableName) -> Result<A, Exit
             return ExitCode::SUCCESS;
         }
         if asks_for_json(variable) {
-            logging::init(LogFormat::Json, &[]);
+            logging::init(LogFormat::Json, LevelFilter::INFO, &[]);
             let text = error.render().to_string();
             let text = text.trim().trim_start_matches("error: ");
             tracing::error!(exit_code = exit::USAGE, "{text}");
