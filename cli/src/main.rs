@@ -20,6 +20,7 @@ use splitrail_settings::variables::schema_with_variables;
 use splitrail_telemetry::logging::{self, LevelFilter, LogFormat};
 
 mod admin;
+mod bench_command;
 mod change;
 mod check_command;
 mod cluster;
@@ -28,6 +29,7 @@ mod explain_command;
 mod health_command;
 mod keys_command;
 mod output;
+mod progress;
 mod quickstart;
 mod reload_command;
 mod replay_command;
@@ -40,6 +42,7 @@ mod top_command;
 mod usage_command;
 mod workers_command;
 
+use bench_command::BenchArgs;
 use check_command::CheckArgs;
 use drain_command::{DrainArgs, UndrainArgs};
 use explain_command::ExplainArgs;
@@ -79,7 +82,7 @@ const BUILD: Build = Build {
 #[command(version)]
 struct Args {
     /// The format of log lines: `text` or `json`. `RUST_LOG` sets the filter: by default `info`,
-    /// of `quickstart` `warn`.
+    /// of `quickstart` and `bench` `warn`.
     #[arg(long, value_name = "FORMAT", global = true, value_enum, default_value_t)]
     #[arg(hide_possible_values = true)]
     log_format: LogFormat,
@@ -125,6 +128,8 @@ enum Command {
     SimEngine(Box<SimArgs>),
     /// Runs a trace through a policy on a simulated cluster, in virtual time.
     Replay(Box<ReplayArgs>),
+    /// Runs a bounded load on a cluster, and compares two policies.
+    Bench(BenchArgs),
     /// Checks a configuration, and with `--connect` the engines that it names.
     Check(CheckArgs),
     /// Shows the cluster as it is now, over all routers that are named.
@@ -201,9 +206,9 @@ fn main() -> ExitCode {
         Ok(args) => args,
         Err(code) => return code,
     };
-    // Where to send a request is not to stand among lines of the router.
+    // Where to send a request, or what a load has shown, is not to stand among lines of the router.
     let level = match args.command {
-        Command::Quickstart { .. } => LevelFilter::WARN,
+        Command::Quickstart { .. } | Command::Bench(_) => LevelFilter::WARN,
         _ => LevelFilter::INFO,
     };
     logging::init(args.log_format, level);
@@ -252,6 +257,7 @@ async fn run(command: Command, logs: bool) -> Result<(), Failure> {
         }
         Command::SimEngine(args) => sim_engine::run(*args).await,
         Command::Replay(args) => replay_command::run(&args),
+        Command::Bench(args) => print_line(&bench_command::run(args).await?),
         Command::Check(args) => check_command::run(&args).await?.print(),
         Command::Top(args) => top_command::run(args).await?.map_or(Ok(()), Output::print),
         Command::Status(args) => status_command::run(args).await?.print(),

@@ -1,9 +1,8 @@
 //! `splitrail replay`: runs a trace through the router's decisions, in virtual time.
 
 use std::fs::File;
-use std::io::{BufReader, BufWriter, IsTerminal, Write};
+use std::io::{BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use splitrail_config::model::PeerFetch;
 use splitrail_config::{Flow, HitThreshold, Parts, Role};
@@ -11,7 +10,9 @@ use splitrail_policy::threshold::DEFAULT_THRESHOLD_RATIO;
 use splitrail_replay::{
     Entry, FetchBounds, NamedPolicy, PolicyReport, compare, cost_model, svg, sweep, table, trace,
 };
-use splitrail_settings::command::{Failure, exit, print_error, print_line};
+use splitrail_settings::command::{Failure, exit, print_line};
+
+use crate::progress::{ProgressBar, write_file};
 
 mod args;
 
@@ -185,61 +186,4 @@ fn numbered(path: &Path, number: usize) -> PathBuf {
         None => format!("{stem}.{number}"),
     };
     path.with_file_name(name)
-}
-
-fn write_file(
-    path: &Path,
-    write: impl FnOnce(&mut BufWriter<File>) -> std::io::Result<()>,
-) -> Result<(), Failure> {
-    let written = File::create(path).and_then(|file| {
-        let mut out = BufWriter::new(file);
-        write(&mut out)?;
-        out.flush()
-    });
-    written.map_err(|error| Failure::new(exit::IO_ERROR, format!("{}: {error}", path.display())))
-}
-
-/// A progress bar on standard error, if that is a terminal and the replay takes long.
-struct ProgressBar {
-    total: usize,
-    started: Instant,
-    drawn: Option<Instant>,
-    visible: bool,
-}
-
-impl ProgressBar {
-    /// Before this time the bar would only flicker.
-    const PATIENCE: Duration = Duration::from_millis(500);
-    const REDRAW: Duration = Duration::from_millis(100);
-    const WIDTH: usize = 40;
-
-    fn new(total: usize) -> Self {
-        let visible = std::io::stderr().is_terminal();
-        Self { total: total.max(1), started: Instant::now(), drawn: None, visible }
-    }
-
-    fn at(&mut self, done: usize) {
-        let now = Instant::now();
-        let recent = self.drawn.is_some_and(|drawn| now - drawn < Self::REDRAW);
-        if !self.visible || recent || now - self.started < Self::PATIENCE {
-            return;
-        }
-        self.drawn = Some(now);
-        let full = done * Self::WIDTH / self.total;
-        let (full, empty) = ("#".repeat(full), ".".repeat(Self::WIDTH - full));
-        draw(&format!("\r[{full}{empty}] {:3} %", done * 100 / self.total));
-    }
-
-    fn clear(&self) {
-        if self.drawn.is_some() {
-            draw("\r\x1b[K");
-        }
-    }
-}
-
-fn draw(text: &str) {
-    let mut err = std::io::stderr().lock();
-    if let Err(error) = err.write_all(text.as_bytes()).and_then(|()| err.flush()) {
-        print_error(&error.to_string());
-    }
 }

@@ -35,7 +35,7 @@ pub enum ReplayPolicy {
 }
 
 /// The value of `kind` of a policy in a configuration.
-fn kind_of(policy: &Policy) -> String {
+pub fn kind_of(policy: &Policy) -> String {
     let value = serde_json::to_value(policy).unwrap_or_default();
     value["kind"].as_str().unwrap_or("policy").to_owned()
 }

@@ -21,7 +21,8 @@ pub struct Spread {
 }
 
 impl Spread {
-    fn of(mut times_ns: Vec<u64>) -> Self {
+    /// Of times in nanoseconds; zeros if there are none.
+    pub fn of(mut times_ns: Vec<u64>) -> Self {
         times_ns.sort_unstable();
         let count = times_ns.len();
         if count == 0 {

@@ -1,4 +1,5 @@
-//! An SVG chart of a sweep: TTFT percentiles and the hit share against the load.
+//! SVG charts: of a sweep, TTFT percentiles and the hit share against the load; and bars beside each
+//! other.
 
 use std::fmt::Write;
 
@@ -88,6 +89,59 @@ pub fn svg(reports: &[PolicyReport]) -> String {
     picture.finish()
 }
 
+/// Groups of bars, one bar for each series.
+#[derive(Clone, Debug)]
+pub struct Panel {
+    /// What the bars measure, with its unit.
+    pub title: String,
+    /// The names of the groups.
+    pub groups: Vec<String>,
+    /// The series by name, each with one value from 0 for each group.
+    pub series: Vec<(String, Vec<f64>)>,
+}
+
+/// Height of a panel with bars.
+const BARS: f64 = 200.0;
+
+/// Draws panels below each other. The series of the first one name those of all.
+pub fn bars(panels: &[Panel]) -> String {
+    let mut picture = Picture::new(TOP + (BARS + GAP) * panels.len() as f64);
+    let x = Axis { low: 0.0, high: 1.0, from: LEFT, to: WIDTH - RIGHT };
+    for (i, Panel { title, groups, series }) in panels.iter().enumerate() {
+        let top = TOP + (BARS + GAP) * i as f64;
+        let most = series.iter().flat_map(|(_, values)| values).fold(0.0_f64, |a, b| a.max(*b));
+        // The values of the longest bars stand in the panel.
+        let high = (1.25 * most).max(f64::MIN_POSITIVE);
+        let y = Axis { low: 0.0, high, from: top + BARS, to: top };
+        picture.frame(&x, &y, title);
+        picture.tick(y.at(most), &format!("{most:.1}"), &x);
+        let slot = (x.to - x.from) / groups.len().max(1) as f64;
+        let width = 0.8 * slot / series.len().max(1) as f64;
+        for (j, group) in groups.iter().enumerate() {
+            let left = x.from + slot * (j as f64 + 0.1);
+            picture.add(format_args!(
+                "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{group}</text>",
+                left + 0.4 * slot,
+                y.from + 18.0
+            ));
+            for (k, (_, values)) in series.iter().enumerate() {
+                let value = values.get(j).copied().unwrap_or_default();
+                picture.bar(
+                    (left + width * k as f64, width),
+                    &y,
+                    value,
+                    COLOURS[k % COLOURS.len()],
+                );
+            }
+        }
+    }
+    let names = panels.first().map(|panel| &panel.series[..]).unwrap_or_default();
+    for (k, (name, _)) in names.iter().enumerate() {
+        picture.legend(k, name, COLOURS[k % COLOURS.len()], "none");
+    }
+    picture.finish()
+}
+
 /// The SVG text. Writing to a string cannot fail.
 struct Picture(String);
 
@@ -145,6 +199,19 @@ impl Picture {
         ));
     }
 
+    /// A bar from a place on, with a width, and its value above it.
+    fn bar(&mut self, (left, width): (f64, f64), y: &Axis, value: f64, colour: &str) {
+        let top = y.at(value);
+        self.add(format_args!(
+            "<rect x=\"{left:.1}\" y=\"{top:.1}\" width=\"{width:.1}\" height=\"{:.1}\" \
+             fill=\"{colour}\"/><text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{value:.1}\
+             </text>",
+            y.from - top,
+            left + width / 2.0,
+            top - 3.0
+        ));
+    }
+
     fn legend(&mut self, place: usize, name: &str, colour: &str, dash: &str) {
         let (x, y) = (WIDTH - RIGHT + 20.0, TOP + 10.0 + 20.0 * place as f64);
         let name = name.replace('&', "&amp;").replace('<', "&lt;");
@@ -167,6 +234,21 @@ impl Picture {
 mod tests {
     use super::*;
     use crate::report::Spread;
+
+    #[test]
+    fn bars_stand_in_their_panel_in_proportion_to_their_values() {
+        let panel = Panel {
+            title: "ms".to_owned(),
+            groups: vec!["p50".to_owned(), "p99".to_owned()],
+            series: vec![("a<b".to_owned(), vec![1.0, 4.0]), ("c".to_owned(), vec![2.0, 0.0])],
+        };
+        let text = bars(&[panel]);
+        let heights = text.lines().filter(|line| line.contains("fill=\"#"));
+        let heights: Vec<&str> =
+            heights.filter_map(|line| line.split("height=\"").nth(1)?.split('"').next()).collect();
+        assert_eq!(heights, ["40.0", "80.0", "160.0", "0.0"]);
+        assert!(text.contains(">a&lt;b</text>") && !text.contains("NaN"), "{text}");
+    }
 
     #[test]
     fn the_lines_of_each_policy_stay_within_the_picture() {

@@ -1,6 +1,7 @@
 //! The two programs as people run them: commands, arguments, configuration files, exit codes.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+mod bench;
 mod check_connect;
 mod five_lines;
 mod operator_commands;
