@@ -11,6 +11,7 @@ pub mod listener;
 mod models;
 mod near_path;
 mod openapi;
+mod own_paths;
 mod rate_limits;
 pub mod reply;
 pub(crate) mod request_body;

@@ -9,7 +9,7 @@ use axum::body::Body;
 use axum::extract::{ConnectInfo, Extension, Request, State};
 use axum::middleware::{self, Next};
 use axum::response::Response;
-use axum::routing::{MethodRouter, any, get};
+use axum::routing::any;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use http::header::{
@@ -24,11 +24,10 @@ use super::connection_service::{Caller, DirectService, OutgoingBody, Routes};
 use super::cross_origin::AllowedOrigins;
 use super::head::early_reply_ends_connection;
 use super::identify::{Sender, identify};
-use super::models::{list_models, show_model};
 use super::near_path::near_path;
-use super::openapi::{show_document, show_page, show_style};
+use super::own_paths::{OwnPath, own_paths};
 use super::rate_limits;
-use super::reply::{error_dialect, error_in, health, ready, reply_error};
+use super::reply::{error_dialect, error_in};
 use super::request_body::{BodyBound, BoundedBody};
 use crate::core::Core;
 use crate::service::{Call, Reply, ReplyBody, Scope, count_unplaced, serve};
@@ -99,45 +98,6 @@ fn all(core: Arc<Core>) -> Router {
         })
         .layer(middleware::from_fn_with_state(Arc::clone(&core), name_reply))
         .with_state(core)
-}
-
-/// A path that the router answers itself.
-pub(super) struct OwnPath {
-    /// The path as a pattern of axum.
-    path: &'static str,
-    /// The path as the description of the API shows it.
-    pub(super) shown_path: &'static str,
-    /// The methods in small letters, each with what it does.
-    pub(super) methods: &'static [(&'static str, &'static str)],
-    pub(super) needs_credential: bool,
-    replies: MethodRouter<Arc<Core>>,
-}
-
-/// All paths that the router answers itself, in the order in which they are described.
-pub(super) fn own_paths() -> Vec<OwnPath> {
-    let own = |path, methods, needs_credential, replies| OwnPath {
-        path,
-        shown_path: path,
-        methods,
-        needs_credential,
-        replies,
-    };
-    const NO_RESPONSE: &str = "404: responses are not stored";
-    let responses: &[_] = &[("get", NO_RESPONSE), ("delete", NO_RESPONSE)];
-    vec![
-        own("/v1/responses/{id}", responses, true, get(no_response).delete(no_response)),
-        own("/v1/models", &[("get", "Lists the models")], true, get(list_models)),
-        OwnPath {
-            shown_path: "/v1/models/{id}",
-            // Names may contain slashes: `Qwen/Qwen3-8B`.
-            ..own("/v1/models/{*id}", &[("get", "Shows one model")], true, get(show_model))
-        },
-        own("/health", &[("get", "Whether the process is alive")], false, get(health)),
-        own("/ready", &[("get", "Whether the router can serve")], false, get(ready)),
-        own("/openapi.json", &[("get", "This API for programs")], false, get(show_document)),
-        own("/docs", &[("get", "This API for people")], false, get(show_page)),
-        own("/docs/docs.css", &[("get", "The style sheet of `/docs`")], false, get(show_style)),
-    ]
 }
 
 fn wrong_method() -> Error {
@@ -222,12 +182,6 @@ async fn name_sender(
         }
         Err(error) => error_in(error_dialect(request.uri()), error),
     }
-}
-
-/// Responses are not stored.
-async fn no_response() -> Response {
-    let message = "there is no such response: responses are not kept here";
-    reply_error(Error::new(ErrorKind::UnknownPath, message).with_code("response_not_found"))
 }
 
 /// Serves an inference request.

@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 
-use super::http::own_paths;
+use super::own_paths::own_paths;
 use super::reply::json_text_reply;
 use crate::admin::page::file_reply;
 use splitrail_api::Endpoint;
