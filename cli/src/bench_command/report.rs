@@ -117,9 +117,12 @@ pub(super) fn text(all: &[PolicyFigures]) -> String {
     text.join("\n")
 }
 
+/// A name below bars, and what they show.
+type Group = (&'static str, fn(&PolicyFigures) -> f64);
+
 /// The panels of the picture.
 pub(super) fn panels(all: &[PolicyFigures]) -> [Panel; 3] {
-    let panel = |title: &str, groups: &[(&str, fn(&PolicyFigures) -> f64)]| Panel {
+    let panel = |title: &str, groups: &[Group]| Panel {
         title: title.to_owned(),
         groups: groups.iter().map(|(name, _)| (*name).to_owned()).collect(),
         series: all
