@@ -27,15 +27,15 @@ WARM_UP = 400
 
 AGGREGATED = ("flow: aggregated", [("w", "both", 4)])
 SPLIT = ("flow: prefill_first\n    connector: nixl", [("p", "prefill", 2), ("d", "decode", 2)])
-LOGGED = "access_log: {{ enabled: true }}\n"
+UNLOGGED = "access_log: {{ enabled: false }}\n"
 TRACED = 'tracing: {{ otlp: {{ endpoint: "http://127.0.0.1:{collector}", protocol: http }} }}\n'
 # Each workload: the flow with its workers, and further members of the configuration.
 WORKLOADS = {
-    "off": (AGGREGATED, ""),
-    "access_log": (AGGREGATED, LOGGED),
-    "traces": (AGGREGATED, LOGGED + TRACED),
-    "pd": (SPLIT, ""),
-    "pd_traces": (SPLIT, LOGGED + TRACED),
+    "off": (AGGREGATED, UNLOGGED),
+    "access_log": (AGGREGATED, ""),
+    "traces": (AGGREGATED, TRACED),
+    "pd": (SPLIT, UNLOGGED),
+    "pd_traces": (SPLIT, TRACED),
 }
 
 
@@ -212,8 +212,9 @@ async def count(arguments, name, folder):
     # One thread for requests, because several threads would wake each other more or less often in
     # each run.
     environment = {**os.environ, "TOKIO_WORKER_THREADS": "1", "RUST_LOG": "info"}
-    with log.open("w") as stderr:
-        process = subprocess.Popen([*tool, *program], stderr=stderr, env=environment)
+    lines = folder / f"{name}.lines"
+    with log.open("w") as stderr, lines.open("w") as stdout:
+        process = subprocess.Popen([*tool, *program], stdout=stdout, stderr=stderr, env=environment)
 
     async def control(option):
         command = ["callgrind_control", option, str(process.pid)]

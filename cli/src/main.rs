@@ -1,5 +1,7 @@
 //! The `splitrail` command.
 
+use std::fs::File;
+use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -13,7 +15,7 @@ use splitrail_router::run::{Running, Signals, until_stopped, wait_ready};
 use splitrail_settings::command::{
     AboutCommand, Build, Failure, describe, exit, finish, parse, print_line, variable_name,
 };
-use splitrail_settings::logging::{LineQueue, LineResult, queue_lines, warn_of};
+use splitrail_settings::logging::{LineQueue, queue_lines, warn_of};
 use splitrail_settings::process::raise_descriptor_limit;
 use splitrail_settings::service_manager::tell_ready;
 use splitrail_settings::variables::schema_with_variables;
@@ -293,7 +295,8 @@ async fn serve(args: ServeArgs, logs: bool) -> Result<(), Failure> {
     }
     let listen = loaded.config.listen.clone();
     raise_descriptor_limit(loaded.config.limits.in_flight_max, "limits.in_flight_max");
-    let core = splitrail_router::assemble::assemble(loaded.config);
+    let stdout = File::from(std::io::stdout().as_fd().try_clone_to_owned()?);
+    let core = splitrail_router::assemble::assemble(loaded.config, Some(stdout));
     let core = core.map_err(not_assembled)?;
     let running = Running::start_from(args.config, core, &listen).await?;
     // Signals are handled from the moment at which the router reports that it is ready.
@@ -314,17 +317,8 @@ async fn serve(args: ServeArgs, logs: bool) -> Result<(), Failure> {
 /// up delays no request.
 fn queue_log_lines(core: &Core) -> std::io::Result<LineQueue> {
     let metrics = Arc::clone(&core.metrics);
-    queue_lines(Box::new(move |count, is_access, result| {
-        let result = match result {
-            LineResult::Written => "written",
-            LineResult::QueueFull => "queue_full",
-            LineResult::WriteFailed => "write_failed",
-        };
-        if is_access {
-            metrics.access_log_lines.with_label_values(&[result]).inc_by(count);
-        } else if result != "written" {
-            metrics.log_lines_dropped.with_label_values::<&str>(&[]).inc_by(count);
-        }
+    queue_lines(Box::new(move |lost| {
+        metrics.log_lines_dropped.with_label_values::<&str>(&[]).inc_by(lost);
     }))
 }
 

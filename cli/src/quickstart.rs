@@ -105,7 +105,7 @@ pub(crate) async fn start(options: &Options) -> Result<Quickstart, QuickstartErr
     let yaml = yaml(options, &roles, &engines, files.path());
     let loaded = splitrail_config::parse("quickstart.yaml", &yaml, files.path())?;
     let listen = loaded.config.listen.clone();
-    let running = Running::start(assemble(loaded.config)?, &listen).await;
+    let running = Running::start(assemble(loaded.config, None)?, &listen).await;
     let running = running.map_err(|error| options.name_port_flag(error))?;
     Ok(Quickstart { running, yaml, engines: Engines { _engines: engines, _files: files } })
 }

@@ -105,7 +105,7 @@ models:
         );
         let loaded = splitrail_config::parse("splitrail.yaml", &yaml, Path::new(""));
         let loaded = loaded.unwrap_or_else(|problems| panic!("{problems}"));
-        assemble(loaded.config).expect("a core")
+        assemble(loaded.config, None).expect("a core")
     })
 }
 

@@ -1,5 +1,6 @@
 //! Builds the core from a validated configuration.
 
+use std::fs::File;
 use std::sync::Arc;
 
 use splitrail_access::{Access, AccessError};
@@ -34,11 +35,12 @@ pub enum AssembleError {
     Defect(String),
 }
 
-/// Builds everything that serves a configuration; nothing is bound yet.
+/// Builds everything that serves a configuration; nothing is bound yet. An access log without a file
+/// goes to `stdout`, if the program gives it its standard output.
 ///
 /// # Errors
 /// An external resource is not available: a credential, a tokenizer, the ledger file.
-pub fn assemble(config: Config) -> Result<Arc<Core>, AssembleError> {
+pub fn assemble(config: Config, stdout: Option<File>) -> Result<Arc<Core>, AssembleError> {
     let config = Arc::new(config);
     let metrics = Metrics::new().map_err(|error| AssembleError::Defect(error.to_string()))?;
     let memory = Arc::default();
@@ -46,7 +48,8 @@ pub fn assemble(config: Config) -> Result<Arc<Core>, AssembleError> {
     let access = Access::new(&config, &metrics, None)?;
     let request_files = RequestFiles::open(&config, &metrics).map_err(AssembleError::File)?;
     let audit = Audit::open(&config.audit, &metrics).map_err(AssembleError::File)?;
-    let access_log = AccessLog::open(&config.access_log, &metrics).map_err(AssembleError::File)?;
+    let access_log = AccessLog::open(&config.access_log, stdout, &metrics);
+    let access_log = access_log.map_err(AssembleError::File)?;
     let traces = Traces::open(&config, &metrics).map_err(AssembleError::Traces)?;
     let logs = RequestLogs { request_files, audit, access_log, traces };
     Ok(Arc::new(Core::new(models, config, metrics, memory, access, logs)))

@@ -169,8 +169,18 @@ fn of_router(core: &Core) -> Vec<Attention> {
         found.push(Attention::new(Kind::ReloadRefused, refused).advise(advice));
     }
     for section in labels_of_zeros(&metrics.output_file_writable) {
-        let message = format!("{section}.path: lines are lost, because the file cannot be written");
-        let advice = "the router's log has the cause: make room, or repair the folder";
+        let goes_to_stdout =
+            section == "access_log" && core.serving().config.access_log.path.is_none();
+        let (message, advice) = match goes_to_stdout {
+            true => (
+                format!("{section}: lines are lost, because standard output is not read"),
+                "repair its reader, or set `access_log.path` or a lower `access_log.sample_ratio`",
+            ),
+            false => (
+                format!("{section}.path: lines are lost, because the file cannot be written"),
+                "the router's log has the cause: make room, or repair the folder",
+            ),
+        };
         found.push(Attention::new(Kind::FileNotWritten, message).advise(advice));
     }
     let access = core.access.load();

@@ -232,7 +232,7 @@ impl Cluster {
         let loaded = splitrail_config::load(&file, splitrail_config::Parts::ALL);
         let loaded = loaded.unwrap_or_else(|problems| panic!("{problems}\n{yaml}"));
         let listen = loaded.config.listen.clone();
-        let core = assemble(loaded.config).expect("a core");
+        let core = assemble(loaded.config, None).expect("a core");
         let running = Running::start_from(Some(file), core, &listen).await.expect("a router");
         let cluster = Self {
             http: Client::new(running.addresses().http),

@@ -19,6 +19,7 @@ pub struct Process {
     name: String,
     child: Child,
     log: PathBuf,
+    output: PathBuf,
     ready: Value,
 }
 
@@ -72,17 +73,17 @@ impl Process {
         env: &[(&str, &str)],
         is_ready: &(dyn Fn() -> bool + Sync),
     ) -> Self {
-        let log = folder.join(format!("{name}.log"));
+        let [log, output] = ["log", "out"].map(|end| folder.join(format!("{name}.{end}")));
         let child = Command::new(program)
             .args(args)
             .env("RUST_LOG", "info")
             .envs(env.iter().copied())
             .stdin(Stdio::null())
-            .stdout(Stdio::null())
+            .stdout(File::create(&output).expect("an output file"))
             .stderr(File::create(&log).expect("a log file"))
             .spawn()
             .expect("a process");
-        let mut process = Self { name: name.to_owned(), child, log, ready: Value::Null };
+        let mut process = Self { name: name.to_owned(), child, log, output, ready: Value::Null };
         eventually(&format!("{name} is ready"), async || {
             if let Some(status) = process.child.try_wait().expect("a status") {
                 panic!("{} ended: {status}\n{}", process.name, process.log());
@@ -113,6 +114,11 @@ impl Process {
     /// What it logged.
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// What it wrote to its standard output.
+    pub fn output(&self) -> String {
+        std::fs::read_to_string(&self.output).unwrap_or_default()
     }
 
     /// SIGKILL, and waits for the end.

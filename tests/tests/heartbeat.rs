@@ -89,7 +89,7 @@ models:
                 let loaded = splitrail_config::load(&file, splitrail_config::Parts::ALL)
                     .unwrap_or_else(|problems| panic!("{problems}"));
                 let listen = loaded.config.listen.clone();
-                let core = assemble(loaded.config).unwrap();
+                let core = assemble(loaded.config, None).unwrap();
                 let running = Running::start_from(Some(file), core, &listen).await.unwrap();
                 let (http, grpc) = (running.addresses().http, running.addresses().grpc);
                 tell.send((http, grpc.unwrap())).unwrap();

@@ -45,7 +45,7 @@ impl Process {
     }
 
     /// Starts a program. The variables are added to its environment; its log is the file `NAME.log`
-    /// in a folder.
+    /// in a folder, and its output `NAME.out`.
     ///
     /// # Errors
     /// The program cannot be started, usually because it has not been built.
@@ -57,11 +57,12 @@ impl Process {
         variables: &[(&str, &str)],
     ) -> Result<Self, Failure> {
         let log = File::create(folder.join(format!("{name}.log")))?;
+        let output = File::create(folder.join(format!("{name}.out")))?;
         let child = Command::new(program)
             .args(args)
             .envs(variables.iter().copied())
             .stdin(Stdio::null())
-            .stdout(Stdio::null())
+            .stdout(output)
             .stderr(log)
             .spawn();
         let child = child.map_err(|error| {

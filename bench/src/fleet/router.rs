@@ -36,7 +36,7 @@ impl Router {
         let loaded = splitrail_config::parse("bench.yaml", &yaml, files.path());
         let config = loaded.map_err(|problems| problems.to_string())?.config;
         let listen = config.listen.clone();
-        let running = Running::start(assemble(config)?, &listen).await?;
+        let running = Running::start(assemble(config, None)?, &listen).await?;
         let serving = running.core().serving();
         let served = Arc::clone(serving.model(MODEL).ok_or("the router does not serve the model")?);
         Ok(Self { running, served, _files: files })

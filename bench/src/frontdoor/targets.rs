@@ -195,8 +195,12 @@ fn yaml(settings: Settings<'_>, [http, grpc, admin]: [SocketAddr; 3]) -> String 
             (PREFILL_FIRST, "kv_overlap, overlap_weight: 1, load_weight: 0.001", tokenizer)
         }
     };
+    let access_log = match further.contains("access_log:") {
+        true => "",
+        false => "access_log: { enabled: false }\n",
+    };
     let mut out = format!(
-        "listen: {{ http: {http}, grpc: \"{grpc}\", admin: \"{admin}\" }}
+        "{access_log}listen: {{ http: {http}, grpc: \"{grpc}\", admin: \"{admin}\" }}
 limits: {{ connections_max: 20000, in_flight_max: 20000 }}
 {further}models:
   - name: {MODEL}

@@ -24,7 +24,7 @@ const ACCESS_LOG: &str = "access log";
 /// The router with access log and traces.
 const WATCHED: &str = "watched";
 
-/// Enables the access log, which is written to stderr; stderr is a file here.
+/// Enables the access log, which is written to standard output: a file here.
 const LOGGED: &str = "access_log: { enabled: true }\n";
 
 /// The shares of lines and spans that were lost, in percent.

@@ -9,7 +9,6 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 mod access;
-mod access_log;
 mod connector;
 mod discovery;
 mod engine_tls;
@@ -58,7 +57,6 @@ pub(super) fn check(
         file_of_lines(root, section, base_dir, report);
     }
     access::check(root, base_dir, report);
-    access_log::check(root, report);
     tracing::check(root, base_dir, report);
     fleet::check(root, base_dir, report);
     limits::check(root, report);

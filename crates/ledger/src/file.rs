@@ -11,7 +11,7 @@ use splitrail_config::Rotation;
 /// The file to which lines are appended. Full files are in the same directory: `PATH.1` is the
 /// newest of them.
 #[derive(Debug)]
-pub struct LedgerFile {
+pub(crate) struct LedgerFile {
     path: PathBuf,
     /// The configuration's section, for logs.
     section: &'static str,
@@ -27,7 +27,7 @@ impl LedgerFile {
     ///
     /// # Errors
     /// If the file cannot be written or is a link, or another process writes to it.
-    pub fn open(path: &Path, section: &'static str, rotate: Rotation) -> io::Result<Self> {
+    pub(crate) fn open(path: &Path, section: &'static str, rotate: Rotation) -> io::Result<Self> {
         let named = |error: io::Error| {
             io::Error::new(
                 error.kind(),
@@ -46,7 +46,7 @@ impl LedgerFile {
     ///
     /// # Errors
     /// If the lines cannot be written. In this case none of them is in the file.
-    pub fn append(&mut self, lines: &[u8]) -> io::Result<()> {
+    pub(crate) fn append(&mut self, lines: &[u8]) -> io::Result<()> {
         if self.bytes > 0 && self.bytes + lines.len() as u64 > self.rotate.max_bytes {
             self.make_room()?;
         }
@@ -61,7 +61,7 @@ impl LedgerFile {
     }
 
     /// The number of bytes that can be appended before the file is full.
-    pub fn room_bytes(&self) -> u64 {
+    pub(crate) fn room_bytes(&self) -> u64 {
         self.rotate.max_bytes.saturating_sub(self.bytes)
     }
 
@@ -69,7 +69,7 @@ impl LedgerFile {
     ///
     /// # Errors
     /// If the data cannot be written to the disk.
-    pub fn sync(&self) -> io::Result<()> {
+    pub(crate) fn sync(&self) -> io::Result<()> {
         self.file.sync_data()
     }
 

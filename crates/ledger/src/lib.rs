@@ -7,8 +7,9 @@
 pub mod audit;
 pub mod close;
 pub mod decisions;
+mod destination;
 pub mod entry;
-pub mod file;
+mod file;
 pub mod leg;
 pub mod lines;
 pub mod record;

@@ -1,6 +1,7 @@
-//! Writes lines about finished requests to a file. Lines go through a bounded queue, so that no
-//! request ever waits for the disk; one task empties the queue.
+//! Writes lines about finished requests to a file or a stream. Lines go through a bounded queue, so
+//! that no request ever waits for the disk or a reader; one task empties the queue.
 
+use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -15,6 +16,7 @@ use tokio::sync::mpsc;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
+use super::destination::Destination;
 use super::file::LedgerFile;
 use splitrail_config::Rotation;
 use splitrail_settings::log_throttle::LogThrottle;
@@ -22,7 +24,7 @@ use splitrail_telemetry::clock::unix_ms;
 
 /// Maximum number of lines in the queue.
 const QUEUE_LINES: usize = 65_536;
-/// Maximum number of bytes in the queue. The disk may stall until the queue is full.
+/// Maximum number of bytes in the queue. The disk or a reader may stall until the queue is full.
 const QUEUE_BYTES: usize = 64 << 20;
 /// Maximum number of lines that are written at once.
 const BATCH_LINES: usize = 1024;
@@ -31,10 +33,13 @@ const BATCH_LINES: usize = 1024;
 /// than its line.
 const BATCH_INTERVAL: Duration = Duration::from_millis(20);
 
+/// Maximum time at the end for a reader of a stream to take the last lines.
+const STREAM_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// The version of lines that report lost records.
 const VERSION: u32 = 1;
 
-/// A file with one line for each finished request. Without a path nothing is written.
+/// A file or stream with one line for each finished request. Without one, nothing is written.
 #[derive(Debug)]
 pub struct Lines {
     queue: Option<mpsc::Sender<Vec<u8>>>,
@@ -46,11 +51,13 @@ pub struct Lines {
 /// The state that both ends of the queue share.
 #[derive(Debug)]
 struct Shared {
-    /// The path of the file, for logs; empty without a file.
+    /// The path of the file or the name of the stream, for logs; empty without one.
     path: String,
+    /// Why a line finds no room in the queue.
+    queue_full_reason: &'static str,
     /// Counts lines by result: `written`, `queue_full` or `write_failed`.
     records: IntCounterVec,
-    /// Whether the last line was written or queued; `None` without a file.
+    /// Whether the last line was written or queued; `None` if nothing is written.
     is_writable: Option<IntGauge>,
     queued_bytes: AtomicUsize,
     /// Records lost since the last line that reported a loss.
@@ -60,11 +67,11 @@ struct Shared {
     loss_is_logged: AtomicBool,
 }
 
-/// The receiving end of the queue, which owns the file.
+/// The receiving end of the queue, which owns the file or stream.
 #[derive(Debug)]
 pub struct Writer {
     lines: mpsc::Receiver<Vec<u8>>,
-    file: LedgerFile,
+    destination: Destination,
     shared: Arc<Shared>,
 }
 
@@ -82,27 +89,41 @@ impl Lines {
         records: IntCounterVec,
         writable: &IntGaugeVec,
     ) -> io::Result<Self> {
-        let is_writable = path.map(|_| writable.with_label_values(&[section]));
-        is_writable.iter().for_each(|gauge| gauge.set(1));
-        let shared = Arc::new(Shared {
-            path: path.map(|path| path.display().to_string()).unwrap_or_default(),
-            records,
-            is_writable,
-            queued_bytes: AtomicUsize::default(),
-            lost: AtomicU64::default(),
-            log_throttle: LogThrottle::default(),
-            loss_is_logged: AtomicBool::default(),
-        });
-        let Some(path) = path else {
-            return Ok(Self { queue: None, shared, writer: Mutex::default() });
+        let destination = match path {
+            Some(path) => Some(Destination::File(LedgerFile::open(path, section, rotate)?)),
+            None => None,
         };
-        let file = LedgerFile::open(path, section, rotate)?;
-        let (queue, lines) = mpsc::channel(QUEUE_LINES);
-        let writer = Writer { lines, file, shared: Arc::clone(&shared) };
-        Ok(Self { queue: Some(queue), shared, writer: Mutex::new(Some(writer)) })
+        let is_writable = path.map(|_| writable.with_label_values(&[section]));
+        let path = path.map(|path| path.display().to_string()).unwrap_or_default();
+        let shared = Shared::new(path, "the disk does not keep up", records, is_writable);
+        Ok(Self::new(destination, shared))
     }
 
-    /// Whether there is a file.
+    /// Lines that are written to a stream, such as the standard output of this program, under its
+    /// `name` in logs.
+    pub fn to_stream(
+        section: &'static str,
+        (name, stream): (&str, File),
+        records: IntCounterVec,
+        writable: &IntGaugeVec,
+    ) -> Self {
+        let is_writable = Some(writable.with_label_values(&[section]));
+        let reason = "the reader does not keep up";
+        let shared = Shared::new(name.to_owned(), reason, records, is_writable);
+        Self::new(Some(Destination::stream(stream)), shared)
+    }
+
+    fn new(destination: Option<Destination>, shared: Shared) -> Self {
+        let shared = Arc::new(shared);
+        let Some(destination) = destination else {
+            return Self { queue: None, shared, writer: Mutex::default() };
+        };
+        let (queue, lines) = mpsc::channel(QUEUE_LINES);
+        let writer = Writer { lines, destination, shared: Arc::clone(&shared) };
+        Self { queue: Some(queue), shared, writer: Mutex::new(Some(writer)) }
+    }
+
+    /// Whether lines are written.
     pub fn is_open(&self) -> bool {
         self.queue.is_some()
     }
@@ -127,17 +148,36 @@ impl Lines {
         if !fits || queue.try_send(line).is_err() {
             self.shared.queued_bytes.fetch_sub(bytes, Relaxed);
             self.shared.is_writable.iter().for_each(|gauge| gauge.set(0));
-            self.shared.lose(1, "queue_full", "the disk does not keep up");
+            self.shared.lose(1, "queue_full", self.shared.queue_full_reason);
         }
     }
 
-    /// Takes the writer for its task; `None` after the first call and without a file.
+    /// Takes the writer for its task; `None` after the first call and if nothing is written.
     pub fn take_writer(&self) -> Option<Writer> {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
 impl Shared {
+    fn new(
+        path: String,
+        queue_full_reason: &'static str,
+        records: IntCounterVec,
+        is_writable: Option<IntGauge>,
+    ) -> Self {
+        is_writable.iter().for_each(|gauge| gauge.set(1));
+        Self {
+            path,
+            queue_full_reason,
+            records,
+            is_writable,
+            queued_bytes: AtomicUsize::default(),
+            lost: AtomicU64::default(),
+            log_throttle: LogThrottle::default(),
+            loss_is_logged: AtomicBool::default(),
+        }
+    }
+
     fn lose(&self, records: usize, result: &str, why: &str) {
         self.lost.fetch_add(records as u64, Relaxed);
         self.records.with_label_values(&[result]).inc_by(records as u64);
@@ -189,12 +229,22 @@ impl Writer {
                     batch.push(line);
                 }
             }
-            let Some(writer) = self.put(std::mem::take(&mut batch), stopped).await else { return };
+            let file = self.is_stream().then(|| self.shared.path.clone());
+            let put = self.put(std::mem::take(&mut batch), stopped);
+            let written = tokio::select! {
+                written = put => written,
+                () = give_up(file, &stop) => None,
+            };
+            let Some(writer) = written else { return };
             self = writer;
             if stopped {
                 return;
             }
         }
+    }
+
+    fn is_stream(&self) -> bool {
+        matches!(self.destination, Destination::Stream(_))
     }
 
     /// Waits for lines, and for further ones unless many wait already. Returns whether there are no
@@ -213,11 +263,11 @@ impl Writer {
         false
     }
 
-    /// Writes lines off the reactor, because a disk may be slow.
+    /// Writes lines off the reactor, because a disk or a reader may be slow.
     async fn put(mut self, batch: Vec<Vec<u8>>, sync: bool) -> Option<Self> {
         let writing = tokio::task::spawn_blocking(move || {
             self.write(&batch);
-            if sync && let Err(error) = self.file.sync() {
+            if sync && let Err(error) = self.destination.sync() {
                 let file = &self.shared.path;
                 tracing::error!(file, %error, "the end of this file may not be on the disk");
             }
@@ -231,7 +281,7 @@ impl Writer {
         let mut count = 0;
         for line in batch {
             self.shared.queued_bytes.fetch_sub(line.len(), Relaxed);
-            if count > 0 && (lines.len() + line.len()) as u64 > self.file.room_bytes() {
+            if count > 0 && (lines.len() + line.len()) as u64 > self.destination.room_bytes() {
                 self.append(&std::mem::take(&mut lines), std::mem::take(&mut count));
             }
             lines.extend_from_slice(line);
@@ -245,9 +295,9 @@ impl Writer {
     fn append(&mut self, lines: &[u8], count: usize) {
         let lost = self.shared.lost.swap(0, Relaxed);
         let written = match lost {
-            0 => self.file.append(lines),
+            0 => self.destination.append(lines),
             // Programs that bill by this file must see that lines are missing.
-            _ => self.file.append(&[gap(lost).as_bytes(), lines].concat()),
+            _ => self.destination.append(&[gap(lost).as_bytes(), lines].concat()),
         };
         match written {
             Ok(()) => self.shared.written(count, lost),
@@ -258,6 +308,15 @@ impl Writer {
             }
         }
     }
+}
+
+/// Waits until the reader of a stream has had its time at the end. The disk of a file has the time
+/// of all files.
+async fn give_up(stream: Option<String>, stop: &CancellationToken) {
+    let Some(file) = stream else { return std::future::pending().await };
+    stop.cancelled().await;
+    sleep(STREAM_TIMEOUT).await;
+    tracing::warn!(file, "the last records are lost: nobody reads them");
 }
 
 fn gap(lost: u64) -> String {

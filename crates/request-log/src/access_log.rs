@@ -1,18 +1,17 @@
 //! The access log: one line for each request of a client.
 //!
-//! No request waits for it: lines go through the bounded queue of the log, or through that of a file
-//! of their own.
+//! No request waits for it: lines go through a bounded queue to a file or to standard output.
 
 mod line;
 
 use std::error::Error as _;
+use std::fs::File;
 use std::io;
 use std::time::Instant;
 
 use rand::RngExt;
 use splitrail_config::model::AccessLogConfig;
 use splitrail_ledger::lines::{Lines, Writer};
-use splitrail_settings::logging::{LogFormat, format, write_line};
 use splitrail_telemetry::Metrics;
 use tonic::{Code, Status};
 
@@ -21,8 +20,8 @@ use crate::summary::Summary;
 use splitrail_api::error::Error;
 use splitrail_api::name::Name;
 
-/// The target of the lines in the log.
-const TARGET: &str = "access";
+/// The configuration's section, and the label of its metric.
+const SECTION: &str = "access_log";
 
 /// The outcome of a request that was refused: an extension of the reply, for the access log.
 #[derive(Clone, Copy, Debug)]
@@ -34,45 +33,46 @@ pub struct TenantName(pub Name);
 
 /// Writes the access log, if it is enabled.
 pub struct AccessLog {
-    /// The file of its own, if one is configured.
-    file: Lines,
+    lines: Lines,
 }
 
 impl AccessLog {
-    /// Opens the configured file, also if the log is off: a reload can switch the log on.
+    /// Opens the configured file, also if the log is off: a reload can switch the log on. Without a
+    /// file, the lines go to the standard output of the program, if it gives that.
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn open(config: &AccessLogConfig, metrics: &Metrics) -> io::Result<Self> {
-        let (path, lines) = (config.path.as_deref(), metrics.access_log_lines.clone());
+    pub fn open(
+        config: &AccessLogConfig,
+        stdout: Option<File>,
+        metrics: &Metrics,
+    ) -> io::Result<Self> {
+        let (path, records) = (config.path.as_deref(), metrics.access_log_lines.clone());
         let writable = &metrics.output_file_writable;
-        Ok(Self { file: Lines::open("access_log", path, config.rotate, lines, writable)? })
+        let lines = match stdout {
+            Some(stdout) if path.is_none() => {
+                Lines::to_stream(SECTION, ("standard output", stdout), records, writable)
+            }
+            _ => Lines::open(SECTION, path, config.rotate, records, writable)?,
+        };
+        Ok(Self { lines })
     }
 
-    /// Takes the writer of the file for its task; `None` without a file.
+    /// Takes the writer of the lines for its task; `None` if nothing is written.
     pub fn take_writer(&self) -> Option<Writer> {
-        self.file.take_writer()
+        self.lines.take_writer()
     }
 
     /// Whether a request that ended with `outcome` is logged. One that ended well is drawn at random.
     pub fn takes(&self, config: &AccessLogConfig, outcome: &str) -> bool {
         let AccessLogConfig { enabled, sample_ratio, .. } = *config;
         let is_drawn = || sample_ratio >= 1.0 || rand::rng().random::<f64>() < sample_ratio;
-        let is_shown =
-            || self.file.is_open() || tracing::enabled!(target: TARGET, tracing::Level::INFO);
-        enabled && (outcome != "ok" || is_drawn()) && is_shown()
+        enabled && self.lines.is_open() && (outcome != "ok" || is_drawn())
     }
 
     /// Writes the line of a request.
     pub fn write(&self, summary: &Summary<'_>) {
-        if self.file.is_open() {
-            self.file.write_line(line::of_file(summary));
-            return;
-        }
-        write_line(match format() {
-            LogFormat::Text => line::text(TARGET, summary),
-            LogFormat::Json => line::json(TARGET, summary),
-        });
+        self.lines.write_line(line::json(summary));
     }
 
     /// Writes the line of a request that was answered at once, from its reply.

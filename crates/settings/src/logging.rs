@@ -4,8 +4,6 @@
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::panic::PanicHookInfo;
 
-use std::sync::OnceLock;
-
 use clap::ValueEnum;
 use tracing_subscriber::EnvFilter;
 pub use tracing_subscriber::filter::LevelFilter;
@@ -18,7 +16,7 @@ mod queue;
 mod request;
 
 use queue::LineWriter;
-pub use queue::{CountLines, LineQueue, LineResult, queue_lines, write_line};
+pub use queue::{CountLost, LineQueue, queue_lines};
 use request::FormatWithIds;
 pub use request::RequestIds;
 
@@ -46,14 +44,6 @@ pub fn report(problems: &[Problem]) {
     }
 }
 
-/// The format with which logging was started.
-static FORMAT: OnceLock<LogFormat> = OnceLock::new();
-
-/// The format of log lines.
-pub fn format() -> LogFormat {
-    FORMAT.get().copied().unwrap_or_default()
-}
-
 /// The level of a directive `TARGET=LEVEL`.
 fn level_of(directive: &str) -> LevelFilter {
     let level = directive.rsplit_once('=').and_then(|(_, level)| level.parse().ok());
@@ -79,7 +69,6 @@ pub fn init(format: LogFormat, level: LevelFilter, directives: &[&str]) {
         // A full disk or a closed pipe loses log lines and must not affect the service.
         .log_internal_errors(false)
         .with_ansi(has_colours(&std::io::stderr()));
-    FORMAT.get_or_init(|| format);
     // A second initialisation (tests in one process) keeps the first.
     let _already_set = match format {
         LogFormat::Text => {

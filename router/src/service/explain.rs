@@ -81,8 +81,8 @@ pub fn not_kept(core: &Core, request_id: &str) -> String {
     let kept = core.serving().limits.decisions_kept;
     format!(
         "no decision of request {request_id} is kept; the last {kept} are (limits.decisions_kept), \
-         and for hours the slowest, failed and retried ones of each minute. With `access_log`, each \
-         request has a line there"
+         and for hours the slowest, failed and retried ones of each minute. The access log (standard \
+         output, or `access_log.path`) has a line for each request"
     )
 }
 

@@ -29,25 +29,24 @@ struct Logged {
 
 impl Logged {
     /// Starts them; `top` are further keys of the router's configuration.
-    async fn start(spec: Spec, top: &str, format: &str) -> Self {
+    async fn start(spec: Spec, top: &str) -> Self {
         let cluster = Cluster::start(spec).await;
         let files = tempfile::tempdir().unwrap();
         let config = files.path().join("splitrail.yaml");
         std::fs::write(&config, format!("{}\n{top}", cluster.yaml)).unwrap();
         let config = config.display().to_string();
-        let args = ["serve", "--config", &config, "--log-format", format].map(str::to_owned);
+        let args = ["serve", "--config", &config, "--log-format", "json"].map(str::to_owned);
         let router = Process::start("router", files.path(), &args).await;
         let (http, admin) = (router.client("http"), router.client("admin"));
         eventually("the router is ready", async || http.get("/ready").await.status == 200).await;
         Self { cluster, router, http, admin, files }
     }
 
-    /// The fields of the lines in a JSON log.
+    /// The lines on standard output.
     fn lines(&self) -> Vec<Value> {
-        let log = self.router.log();
+        let output = self.router.output();
         // A line may be half written.
-        let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        lines.filter(|line| line["target"] == "access").map(|line| line["fields"].clone()).collect()
+        output.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
 
     /// Waits for the line of a request, and returns its fields.
@@ -65,12 +64,11 @@ const TENANTS: &str = "tenants:
   - { name: other, models: [default] }
 ";
 
-const ON: &str = "access_log: { enabled: true }\n";
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 
 #[tokio::test]
 async fn a_served_request_has_a_line_with_its_route_tokens_and_times() {
-    let logged = Logged::start(Spec::default(), ON, "json").await;
+    let logged = Logged::start(Spec::default(), "").await;
     let parent = format!("00-{TRACE}-b7ad6b7169203331-00");
     let headers = [("x-request-id", "served-1"), ("traceparent", parent.as_str())];
     let mut body = streamed(&chat(&prompt(40, "secretword")));
@@ -81,7 +79,7 @@ async fn a_served_request_has_a_line_with_its_route_tokens_and_times() {
     let usage = events.chunks().await.last().unwrap()["usage"].clone();
     let line = logged.line("served-1").await;
     for (key, value) in [
-        ("message", json!("request")),
+        ("version", json!(1)),
         ("trace_id", json!(TRACE)),
         ("client", json!("127.0.0.1")),
         ("model", json!("sim")),
@@ -108,7 +106,8 @@ async fn a_served_request_has_a_line_with_its_route_tokens_and_times() {
     assert!(timing.contains(&format!("prefill;dur={:.3}", ms("prefill_ms"))), "{timing}: {line}");
     assert!(ms("prefill_ms") + ms("hand_off_ms") <= ms("ttft_ms"), "{line}");
     assert!(ms("ttft_ms") <= ms("total_ms"), "{line}");
-    assert!(!logged.router.log().contains("secretword"), "no content");
+    assert!(!logged.router.output().contains("secretword"), "no content");
+    assert!(!logged.router.log().contains("served-1"), "not in the log as well");
     // A whole reply has no first token; a batch has the number of its prompts.
     let mut batch = completion("");
     batch["prompt"] = json!([prompt(20, "x"), prompt(20, "y")]);
@@ -125,7 +124,7 @@ async fn a_refused_request_has_a_line_with_its_status() {
         limits: "{ drain_delay: 10ms, drain_grace: 5s, body_size_max: 65536 }",
         ..Spec::aggregated(1)
     };
-    let logged = Logged::start(spec, ON, "json").await;
+    let logged = Logged::start(spec, "").await;
     let large = completion(&"x ".repeat(60_000)).to_string();
     let hostile = "no\"such\n<b>model</b>\u{1b}[31m=x";
     let unknown = json!({"model": hostile, "prompt": "x"}).to_string();
@@ -175,7 +174,7 @@ async fn a_refused_request_has_a_line_with_its_status() {
 
 #[tokio::test]
 async fn a_call_over_grpc_has_a_line_with_the_code_of_its_status() {
-    let logged = Logged::start(Spec::aggregated(1), ON, "json").await;
+    let logged = Logged::start(Spec::aggregated(1), "").await;
     let address = logged.router.told("grpc").parse().unwrap();
     let request = |id: &str, model: &str| {
         let mut request = text_request(&prompt(20, "g"), "");
@@ -193,34 +192,9 @@ async fn a_call_over_grpc_has_a_line_with_the_code_of_its_status() {
 }
 
 #[tokio::test]
-async fn no_name_of_a_client_breaks_a_line_of_text() {
-    let logged = Logged::start(Spec::aggregated(1), ON, "text").await;
-    let hostile = "m outcome=ok\n2026-01-01T00:00:00Z  INFO access: forged\"\u{1b}[2J\u{2028}";
-    let headers = [("x-request-id", "bad id \"x\""), ("content-type", "application/json")];
-    let body = json!({"model": hostile, "prompt": "x"}).to_string();
-    logged.http.post_with(COMPLETIONS, &headers, body).await;
-    logged.http.post(COMPLETIONS, &completion(&prompt(20, "t"))).await;
-    let lines = || -> Vec<String> {
-        let log = logged.router.log();
-        log.lines().filter(|line| line.contains(" access: ")).map(str::to_owned).collect()
-    };
-    eventually("both are logged", async || lines().len() == 2).await;
-    let lines = lines();
-    let quoted =
-        r#" model="m outcome=ok\u000a2026-01-01T00:00:00Z  INFO access: forged\"\u001b[2J\u2028" "#;
-    assert!(lines[0].contains(quoted), "{}", lines[0]);
-    assert!(lines[0].contains("  INFO access: request request_id="), "{}", lines[0]);
-    assert!(lines[0].contains(" status=404 outcome=model_not_found"), "{}", lines[0]);
-    assert!(!lines[0].contains("bad id"), "an id that is not plain is replaced");
-    assert!(
-        lines[1].contains(" model=sim endpoint=completions protocol=http status=200 outcome=ok ")
-    );
-}
-
-#[tokio::test]
 async fn errors_are_logged_whatever_the_sample_is_and_a_file_gets_the_lines_alone() {
     let top = "access_log: { enabled: true, sample_ratio: 0, path: access.jsonl }\n";
-    let mut logged = Logged::start(Spec::aggregated(1), top, "text").await;
+    let mut logged = Logged::start(Spec::aggregated(1), top).await;
     for _ in 0..5 {
         let body = completion(&prompt(20, "s"));
         assert_eq!(logged.http.post(COMPLETIONS, &body).await.status, 200);
@@ -238,13 +212,13 @@ async fn errors_are_logged_whatever_the_sample_is_and_a_file_gets_the_lines_alon
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(lines.len(), 1, "{text}");
     assert_eq!((&lines[0]["version"], &lines[0]["status"]), (&json!(1), &json!(404)));
-    assert!(!logged.router.log().contains("path_not_found"), "not on stderr as well");
+    assert_eq!(logged.router.output(), "", "not on standard output as well");
 }
 
 #[tokio::test]
 async fn a_log_that_a_reload_switches_on_is_written_to_its_file() {
     let top = |enabled: bool| format!("access_log: {{ enabled: {enabled}, path: access.jsonl }}\n");
-    let logged = Logged::start(Spec::aggregated(1), &top(false), "text").await;
+    let logged = Logged::start(Spec::aggregated(1), &top(false)).await;
     assert_eq!(logged.http.get("/nowhere").await.status, 404);
     let yaml = format!("{}\n{}", logged.cluster.yaml, top(true));
     std::fs::write(logged.files.path().join("splitrail.yaml"), yaml).unwrap();
@@ -258,13 +232,13 @@ async fn a_log_that_a_reload_switches_on_is_written_to_its_file() {
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(lines.len(), 1, "none of the time before: {text}");
     assert_eq!(lines[0]["outcome"], "path_not_found");
-    assert!(!logged.router.log().contains("path_not_found"), "not on stderr as well");
+    assert_eq!(logged.router.output(), "", "not on standard output as well");
 }
 
 #[tokio::test]
 async fn lost_lines_are_logged_with_their_file_and_the_metric_that_counts_them() {
     let top = "access_log: { enabled: true, path: /dev/full }\n";
-    let logged = Logged::start(Spec::aggregated(1), top, "text").await;
+    let logged = Logged::start(Spec::aggregated(1), top).await;
     assert_eq!(logged.http.get("/nowhere").await.status, 404);
     eventually("the loss is logged", async || logged.router.log().contains("records are lost"))
         .await;
@@ -280,7 +254,7 @@ async fn lost_lines_are_logged_with_their_file_and_the_metric_that_counts_them()
 async fn a_client_that_leaves_is_logged_as_cancelled() {
     let spec =
         Spec { engine: |_, config| config.decode_us_per_step = 20_000, ..Spec::aggregated(1) };
-    let logged = Logged::start(spec, ON, "json").await;
+    let logged = Logged::start(spec, "").await;
     let headers = [("x-request-id", "gone")];
     let mut body = streamed(&completion(&prompt(20, "c")));
     body["max_tokens"] = json!(500);
@@ -293,20 +267,20 @@ async fn a_client_that_leaves_is_logged_as_cancelled() {
 
 /// The system holds 64 KiB for a reader who does not read, and the router a queue of bounded size.
 #[tokio::test]
-async fn a_reader_of_the_log_who_does_not_read_delays_no_request() {
+async fn a_reader_of_the_access_log_who_does_not_read_delays_no_request() {
     const CLIENTS: usize = 8;
-    const REQUESTS: usize = 2_600;
+    const REQUESTS: usize = 8_600;
     let cluster = Cluster::start(Spec::aggregated(1)).await;
     let files = tempfile::tempdir().unwrap();
     let [config, ready] = ["splitrail.yaml", "ready.json"].map(|name| files.path().join(name));
-    std::fs::write(&config, format!("{}\n{ON}", cluster.yaml)).unwrap();
+    std::fs::write(&config, &cluster.yaml).unwrap();
     let mut router = Command::new(built("splitrail"))
         .arg("serve")
         .args([std::ffi::OsStr::new("--config"), config.as_os_str()])
         .args([std::ffi::OsStr::new("--ready-file"), ready.as_os_str()])
         .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
         .spawn()
         .unwrap();
     eventually("the router is ready", async || ready.is_file()).await;
@@ -322,9 +296,12 @@ async fn a_reader_of_the_log_who_does_not_read_delays_no_request() {
         });
     }
     clients.join_all().await;
-    let text = client("admin").get("/metrics").await.text();
+    let admin = client("admin");
+    let text = admin.get("/metrics").await.text();
     let dropped = [("result", "queue_full")];
     assert!(metric_in(&text, "splitrail_access_log_lines_total", &dropped) > 0.0, "{text}");
+    let status = admin.get("/admin/attention").await.text();
+    assert!(status.contains("standard output is not read"), "{status}");
     // It also ends, although its last lines cannot be written.
     splitrail_tests::proc::signal(router.id(), "TERM");
     eventually("the router ends", async || router.try_wait().unwrap().is_some()).await;

@@ -165,7 +165,7 @@ async fn router(folder: &Path, yaml: &str) -> (Running, Client) {
     std::fs::write(&file, yaml).unwrap();
     let config = splitrail_config::load(&file, splitrail_config::Parts::ALL).unwrap().config;
     let listen = config.listen.clone();
-    let core = assemble(config).unwrap();
+    let core = assemble(config, None).unwrap();
     let running = Running::start_from(Some(file), core, &listen).await.unwrap();
     let admin = Client::new(running.addresses().admin);
     (running, admin)

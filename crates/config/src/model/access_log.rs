@@ -16,7 +16,7 @@ pub struct AccessLogConfig {
     /// The share of requests ending with `ok` that are logged, at random. All others are logged.
     #[schemars(range(min = 0.0, max = 1.0))]
     pub sample_ratio: f64,
-    /// The file, one per router. Default: log lines of the target `access` on stderr.
+    /// The file, one per router. Default: the standard output of `splitrail serve`.
     pub path: Option<PathBuf>,
     /// When the file is rotated.
     pub rotate: Rotation,
@@ -24,6 +24,6 @@ pub struct AccessLogConfig {
 
 impl Default for AccessLogConfig {
     fn default() -> Self {
-        Self { enabled: false, sample_ratio: 1.0, path: None, rotate: Rotation::default() }
+        Self { enabled: true, sample_ratio: 1.0, path: None, rotate: Rotation::default() }
     }
 }

@@ -1,17 +1,14 @@
-//! The lines of the access log: the same fields in each format.
-//!
-//! The lines look like those of `tracing`, which would take several times as long to format them.
+//! The lines of the access log, in JSON.
 
-use std::fmt::Write as _;
 use std::net::IpAddr;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use splitrail_api::text::{push_address, push_ms, push_number};
 use splitrail_telemetry::trace_context::push_hex;
 
 use crate::summary::Summary;
 
-/// The version of the lines of a file.
+/// The version of the lines.
 const VERSION: u64 = 1;
 /// Usual maximum length of a line in bytes.
 const USUAL_BYTES: usize = 768;
@@ -62,78 +59,41 @@ fn fields<'s>(summary: &'s Summary<'_>) -> [(&'static str, Option<Value<'s>>); 2
     ]
 }
 
-/// A line of the log as JSON, in the form of all lines of the log.
-pub(super) fn json(target: &str, summary: &Summary<'_>) -> Vec<u8> {
-    let mut out = String::with_capacity(USUAL_BYTES);
-    out.push_str("{\"timestamp\":\"");
-    put_time(&mut out, summary);
-    out.push_str("\",\"level\":\"INFO\",\"fields\":{\"message\":\"request\"");
-    put_json_fields(&mut out, summary);
-    out.extend(["},\"target\":\"", target, "\"}\n"]);
-    out.into_bytes()
-}
-
-/// A line of the log as text, in the form of all lines of the log.
-pub(super) fn text(target: &str, summary: &Summary<'_>) -> Vec<u8> {
-    let mut out = String::with_capacity(USUAL_BYTES);
-    put_time(&mut out, summary);
-    out.extend(["  INFO ", target, ": request"]);
-    for (name, value) in fields(summary) {
-        let Some(value) = value else { continue };
-        out.extend([" ", name, "="]);
-        match value {
-            Value::Text(text) if is_plain(text) => out.push_str(text),
-            value => put_json(&mut out, value),
-        }
-    }
-    out.push('\n');
-    out.into_bytes()
-}
-
-/// A line of a file of its own: JSON.
-pub(super) fn of_file(summary: &Summary<'_>) -> Vec<u8> {
+/// The line of a request.
+pub(super) fn json(summary: &Summary<'_>) -> Vec<u8> {
     let mut out = String::with_capacity(USUAL_BYTES);
     out.push_str("{\"version\":");
     push_number(&mut out, VERSION);
     out.push_str(",\"unix_ms\":");
     push_number(&mut out, summary.ended_unix.as_millis() as u64);
-    put_json_fields(&mut out, summary);
+    put_fields(&mut out, summary);
     out.push_str("}\n");
     out.into_bytes()
 }
 
-fn put_time(out: &mut String, summary: &Summary<'_>) {
-    let time = humantime::format_rfc3339_micros(UNIX_EPOCH + summary.ended_unix);
-    // Writing to a string cannot fail.
-    let _infallible = write!(out, "{time}");
-}
-
-fn put_json_fields(out: &mut String, summary: &Summary<'_>) {
+fn put_fields(out: &mut String, summary: &Summary<'_>) {
     for (name, value) in fields(summary) {
         let Some(value) = value else { continue };
         out.extend([",\"", name, "\":"]);
         match value {
-            Value::TraceId(_) | Value::Address(_) => {
+            Value::Text(text) => put_quoted(out, text),
+            Value::Number(number) => push_number(out, number),
+            Value::Ms(duration) => push_ms(out, duration),
+            Value::TraceId(id) => {
                 out.push('"');
-                put_json(out, value);
+                push_hex(out, id, 32);
                 out.push('"');
             }
-            value => put_json(out, value),
+            Value::Address(address) => {
+                out.push('"');
+                push_address(out, address);
+                out.push('"');
+            }
         }
     }
 }
 
-fn put_json(out: &mut String, value: Value<'_>) {
-    match value {
-        Value::Text(text) => put_quoted(out, text),
-        Value::Number(number) => push_number(out, number),
-        Value::Ms(duration) => push_ms(out, duration),
-        Value::TraceId(id) => push_hex(out, id, 32),
-        Value::Address(address) => push_address(out, address),
-    }
-}
-
-/// Whether a text needs no quotes: no byte of it means anything to a reader of lines.
+/// Whether a text needs no escapes, as almost all do.
 fn is_plain(text: &str) -> bool {
     let plain = |byte| matches!(byte, b'-'..=b':' | b'@'..=b'Z' | b'a'..=b'z' | b'+' | b'_');
     !text.is_empty() && text.len() <= TEXT_MAX_CHARS && text.bytes().all(plain)
@@ -190,25 +150,18 @@ mod tests {
     }
 
     #[test]
-    fn the_lines_of_all_formats_have_the_same_fields() {
+    fn a_line_has_the_fields_that_are_known() {
         let identity = identity();
-        let summary = summary(&identity, "m");
-        let line = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-        let json: Json = serde_json::from_str(&line(json("access", &summary))).unwrap();
-        assert_eq!((&json["level"], &json["target"]), (&"INFO".into(), &"access".into()));
-        let mut fields = json["fields"].as_object().unwrap().clone();
-        assert_eq!(fields.remove("message").unwrap(), "request");
-        let mut of_file: Json = serde_json::from_str(&line(of_file(&summary))).unwrap();
-        let of_file = of_file.as_object_mut().unwrap();
-        assert_eq!(of_file.remove("version").unwrap(), 1);
-        assert!(of_file.remove("unix_ms").unwrap().as_u64().unwrap() > 1_700_000_000_000);
-        assert_eq!(*of_file, fields);
-        let text = line(text("access", &summary));
-        let (_, rest) = text.split_once("  INFO access: request ").unwrap();
+        let line = String::from_utf8(json(&summary(&identity, "m"))).unwrap();
+        let (start, rest) = line.split_once(",\"request_id\":").unwrap();
+        let start: Json = serde_json::from_str(&format!("{start}}}")).unwrap();
+        assert_eq!(start["version"], 1);
+        assert!(start["unix_ms"].as_u64().unwrap() > 1_700_000_000_000);
         assert_eq!(
             rest,
-            "request_id=id-1 trace_id=000000000000000000000000000000ab client=127.0.0.1 model=m \
-             endpoint=chat protocol=http status=404 outcome=model_not_found peer_fetch=one_shot total_ms=12.034\n"
+            "\"id-1\",\"trace_id\":\"000000000000000000000000000000ab\",\"client\":\"127.0.0.1\",\
+             \"model\":\"m\",\"endpoint\":\"chat\",\"protocol\":\"http\",\"status\":404,\
+             \"outcome\":\"model_not_found\",\"peer_fetch\":\"one_shot\",\"total_ms\":12.034}\n"
         );
     }
 
@@ -218,15 +171,12 @@ mod tests {
         fn no_name_of_a_client_breaks_a_line(name in "\\PC{0,40}|[\"\\\\\n\r\t\u{1b}\u{7f}<>=\u{2028}\u{1f600} ]{0,40}") {
             let identity = identity();
             let summary = summary(&identity, &name);
-            let json = String::from_utf8(json("access", &summary)).unwrap();
-            let read: Json = serde_json::from_str(&json).unwrap();
-            prop_assert_eq!(&read["fields"]["model"], &Json::from(name.as_str()));
-            let text = String::from_utf8(text("access", &summary)).unwrap();
-            for line in [&json, &text] {
-                prop_assert!(line.is_ascii() && line.ends_with('\n'));
-                prop_assert!(!line[..line.len() - 1].contains(|c: char| c.is_ascii_control()));
-            }
-            prop_assert_eq!(text.matches(" endpoint=chat ").count() >= 1, true);
+            let line = String::from_utf8(json(&summary)).unwrap();
+            let read: Json = serde_json::from_str(&line).unwrap();
+            prop_assert_eq!(&read["model"], &Json::from(name.as_str()));
+            prop_assert_eq!(&read["endpoint"], "chat");
+            prop_assert!(line.is_ascii() && line.ends_with('\n'));
+            prop_assert!(!line[..line.len() - 1].contains(|c: char| c.is_ascii_control()));
         }
     }
 }

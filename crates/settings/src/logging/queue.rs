@@ -14,9 +14,6 @@ const QUEUE_LINES: usize = 16_384;
 const QUEUE_BYTES: usize = 8 << 20;
 /// Number of bytes that are written at once, if as many wait.
 const BATCH_BYTES: usize = 64 << 10;
-/// Time for which a line of the access log waits for further ones: a write for each line, and a
-/// thread that wakes for it, would cost a request more than its line.
-const ACCESS_INTERVAL: Duration = Duration::from_millis(20);
 /// Maximum time for the last lines to be written.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -25,39 +22,22 @@ static CURRENT: RwLock<Option<Arc<QueueState>>> = RwLock::new(None);
 /// Whether stderr was blocked when the queue was closed. Later lines would block the process.
 static IS_BLOCKED: AtomicBool = AtomicBool::new(false);
 
-/// What became of a line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LineResult {
-    /// The line was written.
-    Written,
-    /// The line was dropped, because stderr is not read fast enough.
-    QueueFull,
-    /// The line could not be written.
-    WriteFailed,
-}
-
-/// Counts lines: how many, whether they are of the access log, and what became of them.
-pub type CountLines = Box<dyn Fn(u64, bool, LineResult) + Send + Sync>;
-
-/// A line, and whether it is of the access log.
-struct Line {
-    bytes: Vec<u8>,
-    is_access: bool,
-}
+/// Counts lines that were lost: dropped, because stderr is not read fast enough, or not written.
+pub type CountLost = Box<dyn Fn(u64) + Send + Sync>;
 
 struct QueueState {
-    lines: SyncSender<Line>,
+    lines: SyncSender<Vec<u8>>,
     queued_bytes: AtomicUsize,
-    count: CountLines,
+    count_lost: CountLost,
 }
 
 impl QueueState {
-    fn push(&self, bytes: Vec<u8>, is_access: bool) {
-        let size = bytes.len();
+    fn push(&self, line: Vec<u8>) {
+        let size = line.len();
         let fits = self.queued_bytes.fetch_add(size, Relaxed) + size <= QUEUE_BYTES;
-        if !fits || self.lines.try_send(Line { bytes, is_access }).is_err() {
+        if !fits || self.lines.try_send(line).is_err() {
             self.queued_bytes.fetch_sub(size, Relaxed);
-            (self.count)(1, is_access, LineResult::QueueFull);
+            (self.count_lost)(1);
         }
     }
 }
@@ -67,27 +47,21 @@ impl QueueState {
 pub struct LineQueue(Option<JoinHandle<()>>);
 
 /// Lets all log lines of this process wait in a queue, from which one thread writes them to stderr.
-/// `count` counts them.
+/// `count_lost` counts those that are lost.
 ///
 /// # Errors
 /// The thread cannot be started.
-pub fn queue_lines(count: CountLines) -> io::Result<LineQueue> {
+pub fn queue_lines(count_lost: CountLost) -> io::Result<LineQueue> {
     let (lines, queued) = sync_channel(QUEUE_LINES);
-    let shared = Arc::new(QueueState { lines, queued_bytes: AtomicUsize::new(0), count });
+    let shared = Arc::new(QueueState { lines, queued_bytes: AtomicUsize::new(0), count_lost });
     let weak = Arc::downgrade(&shared);
     let write = move || {
-        let mut batches = Batches::new(queued);
-        while let Some(batch) = batches.next(|| wait(ACCESS_INTERVAL)) {
-            let result = match io::stderr().write_all(&batch.bytes) {
-                Ok(()) => LineResult::Written,
-                Err(_) => LineResult::WriteFailed,
-            };
+        while let Some((lines, bytes)) = next_batch(&queued) {
+            let is_written = io::stderr().write_all(&bytes).is_ok();
             let Some(shared) = weak.upgrade() else { continue };
-            shared.queued_bytes.fetch_sub(batch.bytes.len(), Relaxed);
-            for (lines, is_access) in [(batch.other_lines, false), (batch.access_lines, true)] {
-                if lines > 0 {
-                    (shared.count)(lines, is_access, result);
-                }
+            shared.queued_bytes.fetch_sub(bytes.len(), Relaxed);
+            if !is_written {
+                (shared.count_lost)(lines);
             }
         }
     };
@@ -96,64 +70,18 @@ pub fn queue_lines(count: CountLines) -> io::Result<LineQueue> {
     Ok(LineQueue(Some(thread)))
 }
 
-/// The lines that wait, in the order in which they are written together.
-struct Batches {
-    queued: Receiver<Line>,
-    /// Whether lines were left when the last batch was full.
-    is_behind: bool,
-}
-
-/// Lines that are written together.
-#[derive(Debug, PartialEq, Eq)]
-struct Batch {
-    bytes: Vec<u8>,
-    /// The number of lines of the access log, and of all others.
-    access_lines: u64,
-    other_lines: u64,
-}
-
-impl Batches {
-    fn new(queued: Receiver<Line>) -> Self {
-        Self { queued, is_behind: false }
+/// Waits for a line. Returns the number of lines that are written together, and their bytes; `None`
+/// if the queue is closed and empty.
+fn next_batch(queued: &Receiver<Vec<u8>>) -> Option<(u64, Vec<u8>)> {
+    let mut bytes = queued.recv().ok()?;
+    let mut lines = 1;
+    while bytes.len() < BATCH_BYTES
+        && let Ok(line) = queued.try_recv()
+    {
+        bytes.extend_from_slice(&line);
+        lines += 1;
     }
-
-    /// Waits for a line; `None` if the queue is closed and empty. After a line of the access log,
-    /// `wait` lets further ones come, unless lines are left of the last batch: otherwise a batch for
-    /// each wait would be all that is ever written.
-    fn next(&mut self, wait: impl FnOnce()) -> Option<Batch> {
-        let first = self.queued.recv().ok()?;
-        if first.is_access && !self.is_behind {
-            wait();
-        }
-        let mut batch = Batch { bytes: Vec::new(), access_lines: 0, other_lines: 0 };
-        batch.add(first);
-        while batch.bytes.len() < BATCH_BYTES {
-            let Ok(line) = self.queued.try_recv() else {
-                self.is_behind = false;
-                return Some(batch);
-            };
-            batch.add(line);
-        }
-        self.is_behind = true;
-        Some(batch)
-    }
-}
-
-impl Batch {
-    fn add(&mut self, Line { bytes, is_access }: Line) {
-        match self.bytes.is_empty() {
-            true => self.bytes = bytes,
-            false => self.bytes.extend_from_slice(&bytes),
-        }
-        let lines = if is_access { &mut self.access_lines } else { &mut self.other_lines };
-        *lines += 1;
-    }
-}
-
-/// Waits. The thread does nothing but write, and no line is lost if it writes late.
-#[allow(clippy::disallowed_methods)]
-fn wait(interval: Duration) {
-    std::thread::sleep(interval);
+    Some((lines, bytes))
 }
 
 impl LineQueue {
@@ -184,15 +112,10 @@ impl Drop for LineQueue {
     }
 }
 
-/// Writes a line of the access log, which ends with a line feed.
-pub fn write_line(line: Vec<u8>) {
-    put(line, true);
-}
-
-fn put(line: Vec<u8>, is_access: bool) {
+fn put(line: Vec<u8>) {
     let current = CURRENT.read().unwrap_or_else(PoisonError::into_inner);
     match &*current {
-        Some(shared) => shared.push(line, is_access),
+        Some(shared) => shared.push(line),
         None if IS_BLOCKED.load(Relaxed) => {}
         // A closed pipe loses log lines and must not affect the service.
         None => drop(io::stderr().write_all(&line)),
@@ -205,7 +128,7 @@ pub(super) struct LineWriter;
 
 impl Write for LineWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        put(line.to_vec(), false);
+        put(line.to_vec());
         Ok(line.len())
     }
 
@@ -220,55 +143,38 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_that_wait_are_taken_together_and_counted() {
+    fn lines_that_wait_are_written_together() {
         let (lines, queued) = sync_channel(8);
-        for (text, is_access) in [("a\n", true), ("b\n", false), ("c\n", true)] {
-            lines.send(Line { bytes: text.into(), is_access }).unwrap();
+        for text in ["a\n", "b\n"] {
+            lines.send(text.into()).unwrap();
         }
-        let mut batches = Batches::new(queued);
-        let batch = batches.next(|| ()).unwrap();
-        let expected = Batch { bytes: b"a\nb\nc\n".to_vec(), access_lines: 2, other_lines: 1 };
-        assert_eq!(batch, expected);
+        assert_eq!(next_batch(&queued), Some((2, b"a\nb\n".to_vec())));
+        for _ in 0..3 {
+            lines.send(vec![b'x'; BATCH_BYTES / 2]).unwrap();
+        }
+        assert_eq!(next_batch(&queued).unwrap().0, 2);
         drop(lines);
-        assert_eq!(batches.next(|| ()), None);
-    }
-
-    #[test]
-    fn nothing_is_waited_for_while_lines_are_left_of_the_last_batch() {
-        let line = || Line { bytes: vec![b'x'; BATCH_BYTES / 2], is_access: true };
-        let (lines, queued) = sync_channel(8);
-        let mut batches = Batches::new(queued);
-        let mut waits = Vec::new();
-        let mut next = || {
-            let mut waited = false;
-            let batch = batches.next(|| waited = true).unwrap();
-            waits.push((batch.access_lines, waited));
-        };
-        (0..5).for_each(|_| lines.send(line()).unwrap());
-        (0..3).for_each(|_| next());
-        lines.send(line()).unwrap();
-        next();
-        assert_eq!(waits, [(2, true), (2, false), (1, false), (1, true)]);
+        assert_eq!(next_batch(&queued).unwrap().0, 1);
+        assert_eq!(next_batch(&queued), None);
     }
 
     #[test]
     fn a_full_queue_drops_lines_and_counts_them() {
         let dropped = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&dropped);
-        let count: CountLines = Box::new(move |lines, _, result| {
-            assert_eq!(result, LineResult::QueueFull);
+        let count_lost: CountLost = Box::new(move |lines| {
             counted.fetch_add(lines as usize, Relaxed);
         });
         let (lines, queued) = sync_channel(2);
-        let shared = QueueState { lines, queued_bytes: AtomicUsize::new(0), count };
+        let shared = QueueState { lines, queued_bytes: AtomicUsize::new(0), count_lost };
         for _ in 0..5 {
-            shared.push(b"line\n".to_vec(), true);
+            shared.push(b"line\n".to_vec());
         }
         assert_eq!(dropped.load(Relaxed), 3);
         assert_eq!(shared.queued_bytes.load(Relaxed), 10);
         // A line that is larger than the queue may be is not kept, either.
         drop(queued);
-        shared.push(vec![b'x'; QUEUE_BYTES], false);
+        shared.push(vec![b'x'; QUEUE_BYTES]);
         assert_eq!(dropped.load(Relaxed), 4);
     }
 }

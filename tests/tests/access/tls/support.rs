@@ -106,7 +106,7 @@ pub(crate) async fn run(yaml: &str) -> Running {
     let loaded = splitrail_config::parse("x.yaml", yaml, &fixture(""));
     let loaded = loaded.unwrap_or_else(|problems| panic!("{problems}\n{yaml}"));
     let listen = loaded.config.listen.clone();
-    let core = assemble(loaded.config).unwrap();
+    let core = assemble(loaded.config, None).unwrap();
     let running = Running::start(core, &listen).await.unwrap();
     assert_eq!(wait_ready(running.core(), PATIENCE).await, None, "ready in time");
     running

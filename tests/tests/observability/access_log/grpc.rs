@@ -23,7 +23,7 @@ use tokio::task::JoinSet;
 use tonic::{Code, Request, Status};
 
 use super::failures::pair;
-use super::{Logged, ON, TENANTS};
+use super::{Logged, TENANTS};
 
 const METHOD: &str = "/splitrail.v1.FrontDoorService/Generate";
 
@@ -91,7 +91,7 @@ async fn every_call_that_is_refused_fails_or_is_left_is_one_line() {
     let mut keys = Keys::empty();
     let [acme, small, other] = ["acme", "small", "other"].map(|name| keys.tenant(name));
     let spec = pair("timeouts: { first_token: 2s }");
-    let mut logged = Logged::start(spec, &format!("{ON}{}\n{TENANTS}", keys.auth()), "json").await;
+    let mut logged = Logged::start(spec, &format!("{}\n{TENANTS}", keys.auth())).await;
     let address: SocketAddr = logged.router.told("grpc").parse().unwrap();
     let good = || text_request(&prompt(40, "secretword"), "");
     let of = |model: &str| v1::GenerateRequest { model: model.to_owned(), ..good() };
@@ -190,7 +190,7 @@ async fn an_event_that_cannot_be_passed_on_is_the_failure_of_its_engine() {
         let engine = streaming(event).await;
         let worker = format!("{{ id: odd, role: both, url: \"{}\" }}", engine.url());
         let spec = Spec { extra_workers: vec![worker], ..Spec::aggregated(0) };
-        let logged = Logged::start(spec, ON, "json").await;
+        let logged = Logged::start(spec, "").await;
         let address: SocketAddr = logged.router.told("grpc").parse().unwrap();
         let request = v1::GenerateRequest {
             request_id: "odd-1".to_owned(),

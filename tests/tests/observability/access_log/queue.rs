@@ -10,7 +10,7 @@ use splitrail_tests::trial::{COMPLETIONS, completion, prompt};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
-use super::{Logged, ON};
+use super::Logged;
 
 impl Logged {
     /// Sends a request of the given number of words and does not wait for its reply. Dropping the
@@ -44,7 +44,7 @@ impl Logged {
         .await;
     }
 
-    /// The lines of the log with this message, besides those of the access log.
+    /// The lines of the log with this message.
     fn said(&self, message: &str) -> Vec<Value> {
         let log = self.router.log();
         let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
@@ -54,7 +54,7 @@ impl Logged {
 
 #[tokio::test]
 async fn a_request_whose_client_leaves_the_queue_is_recorded_with_its_wait() {
-    let logged = Logged::start(Spec::queued(""), ON, "json").await;
+    let logged = Logged::start(Spec::queued(""), "").await;
     let first = logged.send("first", 3000).await;
     logged.waits(0.0).await;
     let waiting = logged.send("gone", 50).await;
@@ -76,7 +76,7 @@ async fn a_request_whose_client_leaves_the_queue_is_recorded_with_its_wait() {
 
 #[tokio::test]
 async fn a_refusal_because_of_load_is_no_warning_and_a_failure_names_its_model() {
-    let logged = Logged::start(Spec::queued("max_waiting: 1"), ON, "json").await;
+    let logged = Logged::start(Spec::queued("max_waiting: 1"), "").await;
     let first = logged.send("first", 3000).await;
     logged.waits(0.0).await;
     let second = logged.send("second", 50).await;

@@ -7,7 +7,7 @@ use splitrail_tests::cluster::metric_in;
 use splitrail_tests::trial::{CHAT, chat, prompt, streamed};
 use tokio::task::JoinSet;
 
-use super::{Logged, ON};
+use super::Logged;
 
 const CLIENTS: usize = 4;
 const EACH: usize = 15;
@@ -21,7 +21,7 @@ async fn the_time_to_first_token_is_the_clients_and_of_streams_alone() {
         },
         ..Spec::default()
     };
-    let logged = Logged::start(spec, ON, "json").await;
+    let logged = Logged::start(spec, "").await;
     let mut clients = JoinSet::new();
     for client in 0..CLIENTS {
         let http = logged.http.clone();

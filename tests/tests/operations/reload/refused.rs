@@ -99,7 +99,7 @@ models: [ { name: m, flow: aggregated, tokenizer: { kind: none },
     let folder = tempfile::tempdir().unwrap();
     let config = splitrail_config::parse("x.yaml", yaml, folder.path()).unwrap().config;
     let listen = config.listen.clone();
-    let core = splitrail_router::assemble::assemble(config).unwrap();
+    let core = splitrail_router::assemble::assemble(config, None).unwrap();
     let running = splitrail_router::run::Running::start(core, &listen).await.unwrap();
     assert!(matches!(running.reload().now().await, Err(ReloadError::NoFile)));
 }
