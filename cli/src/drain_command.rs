@@ -1,6 +1,7 @@
 //! `splitrail drain` and `splitrail undrain`: take a worker out of service, and back into it, on all
 //! replicas.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -13,7 +14,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::admin::{AdminArgs, AskError, Replica, percent_encoded};
 use crate::change::{ChangeResult, code, summary};
-use crate::cluster::{WorkerSnapshot, ask_all};
+use crate::cluster::{WorkerSnapshot, ask_all, workers};
 use crate::output::Output;
 use crate::safe_text::printable;
 
@@ -67,6 +68,7 @@ pub(crate) async fn drain(args: DrainArgs) -> Result<Output, Failure> {
     // From now on, Ctrl-C never ends the process without a word.
     let mut interrupts = signal(SignalKind::interrupt())?;
     let replicas = target.admin.replicas().await?;
+    target.check_address(&replicas).await?;
     let changed = target.change(&replicas, Method::POST).await;
     let report = target.report(&changed, "drained");
     let drained: Vec<Replica> = replicas
@@ -99,6 +101,7 @@ pub(crate) async fn drain(args: DrainArgs) -> Result<Output, Failure> {
 pub(crate) async fn undrain(args: UndrainArgs) -> Result<Output, Failure> {
     let UndrainArgs { target } = args;
     let replicas = target.admin.replicas().await?;
+    target.check_address(&replicas).await?;
     let changed = target.change(&replicas, Method::DELETE).await;
     let report = target.report(&changed, "taken back");
     Ok(Output { text: target.text(&changed, &report, None), code: code(&changed) })
@@ -108,6 +111,39 @@ impl Target {
     /// The worker's name for people.
     fn name(&self) -> String {
         printable(&self.id, NAME_MAX_COLUMNS)
+    }
+
+    /// Checks that the id means the same engine on all replicas that can be asked.
+    ///
+    /// # Errors
+    /// It means different engines: ids that routers derive depend on the reloads since their start.
+    async fn check_address(&self, replicas: &[Replica]) -> Result<(), Failure> {
+        if replicas.len() < 2 {
+            return Ok(());
+        }
+        let lists = ask_all(replicas, workers).await;
+        let mut urls: BTreeMap<&str, BTreeMap<&str, String>> = BTreeMap::new();
+        for (replica, list) in replicas.iter().zip(&lists) {
+            let named = list.iter().flatten().filter(|worker| worker.id == self.id);
+            for worker in named {
+                let of_model = urls.entry(&worker.model).or_default();
+                of_model.entry(&worker.url).or_insert_with(|| replica.name());
+            }
+        }
+        urls.retain(|model, urls| {
+            urls.len() > 1 && self.model.as_ref().is_none_or(|wanted| wanted == model)
+        });
+        let Some((_, urls)) = urls.pop_first() else { return Ok(()) };
+        let places = urls
+            .iter()
+            .map(|(url, name)| format!("{} on {name}", printable(url, NAME_MAX_COLUMNS)));
+        let message = format!(
+            "{} is not the same engine on all routers: {}. Nothing has changed; name one router with \
+             --admin, or restart the routers, which numbers their workers anew",
+            self.name(),
+            places.collect::<Vec<_>>().join(", "),
+        );
+        Err(Failure::new(exit::ATTENTION, message))
     }
 
     /// Makes the change on all replicas.

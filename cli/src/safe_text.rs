@@ -4,6 +4,8 @@
 //! could move the cursor, change the title or hide a line; a very wide one could push the figures
 //! beside it off the screen.
 
+use std::collections::BTreeSet;
+
 use unicode_width::UnicodeWidthChar;
 
 /// The mark at the end of a text that was cut.
@@ -22,6 +24,41 @@ pub(crate) fn printable(text: &str, columns_max: usize) -> String {
 /// A text that is printable already, cut to a number of columns.
 pub(crate) fn cut(printable: &str, columns_max: usize) -> String {
     joined(printable.chars().map(String::from), columns_max)
+}
+
+/// Names that are printable, each in at most `columns_max` columns, and cut at the place at which the
+/// most of them stay different: at the end, in the middle or at the start.
+pub(crate) fn distinct(names: &[&str], columns_max: usize) -> Vec<String> {
+    let names: Vec<_> = names.iter().map(|name| printable(name, usize::MAX)).collect();
+    let all_different = names.iter().collect::<BTreeSet<_>>().len();
+    let mut best: Option<(usize, Vec<String>)> = None;
+    let tail = columns_max.saturating_sub(1);
+    for tail_columns in [0, tail / 2, tail] {
+        let cut: Vec<_> =
+            names.iter().map(|name| cut_before(name, columns_max, tail_columns)).collect();
+        let different = cut.iter().collect::<BTreeSet<_>>().len();
+        if best.as_ref().is_none_or(|(most, _)| different > *most) {
+            best = Some((different, cut));
+        }
+        if different == all_different {
+            break;
+        }
+    }
+    best.map(|(_, cut)| cut).unwrap_or_default()
+}
+
+/// A printable text without its middle, if it does not fit: so that its last columns are shown.
+fn cut_before(text: &str, columns_max: usize, tail_columns: usize) -> String {
+    if columns(text) <= columns_max || tail_columns == 0 {
+        return cut(text, columns_max);
+    }
+    let backwards = text.chars().rev().scan(0, |width, c| {
+        *width += c.width().unwrap_or(0);
+        (*width <= tail_columns).then_some(c)
+    });
+    let tail: String = backwards.collect::<Vec<_>>().into_iter().rev().collect();
+    // The end of what is cut is its mark.
+    cut(text, columns_max.saturating_sub(columns(&tail))) + &tail
 }
 
 /// The pieces that fit into a number of columns; none of them is divided.
@@ -56,6 +93,18 @@ pub(crate) fn columns(text: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_that_are_cut_stay_different() {
+        let ids = ["prefill-10.0.0.1:8001", "prefill-10.0.0.1:8002"];
+        assert_eq!(distinct(&ids, 30), ids);
+        assert_eq!(distinct(&ids, 12), ["prefil\u{2026}:8001", "prefil\u{2026}:8002"]);
+        assert_eq!(distinct(&["a-long-name", "b-long-name"], 5), ["a-lo\u{2026}", "b-lo\u{2026}"]);
+        let far = ["pool-a-0001-of-many", "pool-a-0002-of-many"];
+        assert_eq!(distinct(&far, 12), ["\u{2026}001-of-many", "\u{2026}002-of-many"]);
+        assert_eq!(distinct(&["模型模型", "模型模a"], 5), ["模\u{2026}型", "模\u{2026}a"]);
+        assert_eq!(distinct(&["same", "same"], 3), ["sa\u{2026}", "sa\u{2026}"]);
+    }
 
     #[test]
     fn characters_that_steer_a_terminal_are_escaped() {

@@ -7,7 +7,9 @@ use serde_json::{Value, json};
 use splitrail_settings::command::{Failure, exit};
 
 use crate::admin::{AdminArgs, AskError, Replica};
-use crate::cluster::{Attention, MergedWorker, ReplicaState, ask_all, merge, snapshot, worst_code};
+use crate::cluster::{
+    Attention, MergedWorker, ReplicaState, WorkerSnapshot, ask_all, merge, snapshot, worst_code,
+};
 use crate::output::Output;
 use crate::safe_text::printable;
 use crate::table::{Column, lines};
@@ -22,6 +24,9 @@ const ATTENTION_MAX_COLUMNS: usize = 200;
 
 /// Maximum number of workers that a line names.
 const WORKERS_NAMED_MAX: usize = 8;
+
+/// Maximum number of workers that a line names with their addresses.
+const ADDRESSES_MAX: usize = 3;
 
 /// The arguments.
 #[derive(Args)]
@@ -213,6 +218,23 @@ impl Status {
         lines(&titles, &rows.collect::<Vec<_>>())
     }
 
+    /// The addresses of the workers that need attention, if they are few.
+    fn addresses(&self, attention: &Attention, replicas: &[usize]) -> Vec<String> {
+        let known = self.reached().filter(|(at, _)| replicas.contains(at));
+        let known: Vec<_> = known.flat_map(|(_, snapshot)| &snapshot.workers).collect();
+        let url = |id: &String| {
+            let is_it = |worker: &&&WorkerSnapshot| {
+                worker.id == *id && attention.model.as_ref() == Some(&worker.model)
+            };
+            let url = &known.iter().find(is_it)?.url;
+            Some(printable(url.strip_prefix("http://").unwrap_or(url), ATTENTION_MAX_COLUMNS))
+        };
+        match attention.workers.len() {
+            1..=ADDRESSES_MAX => attention.workers.iter().filter_map(url).collect(),
+            _ => Vec::new(),
+        }
+    }
+
     fn attention_lines(&self) -> Vec<String> {
         let mut text = Vec::new();
         for (_, reply) in &self.replicas {
@@ -235,7 +257,9 @@ impl Status {
                 (true, false) => format!("{}: ", names.join(", ")),
                 _ => String::new(),
             };
-            text.push(format!("{on}{}{}", about(attention), show(&attention.message)));
+            let addresses = self.addresses(attention, &replicas[..]);
+            let message = show(&attention.message);
+            text.push(format!("{on}{}{message}", about(attention, &addresses)));
             text.extend(
                 attention.advice.as_deref().map(|advice| format!("  hint: {}", show(advice))),
             );
@@ -248,16 +272,21 @@ impl Status {
     }
 }
 
-/// The model and the workers that need attention, with a colon; empty if it is the replica itself.
-fn about(attention: &Attention) -> String {
+/// The model and the workers that need attention, with their addresses and a colon; empty if it is
+/// the replica itself.
+fn about(attention: &Attention, addresses: &[String]) -> String {
     let show = |text: &str| printable(text, ATTENTION_MAX_COLUMNS);
     let Some(model) = &attention.model else { return String::new() };
     let workers: Vec<_> = attention.workers.iter().map(|worker| show(worker)).collect();
+    let at = match addresses {
+        [] => String::new(),
+        addresses => format!(" ({})", addresses.join(", ")),
+    };
     match &workers[..] {
         [] => format!("model {}: ", show(model)),
-        [worker] => format!("worker {worker} of {}: ", show(model)),
+        [worker] => format!("worker {worker} of {}{at}: ", show(model)),
         [first @ .., last] if workers.len() <= WORKERS_NAMED_MAX => {
-            format!("workers {} and {last} of {}: ", first.join(", "), show(model))
+            format!("workers {} and {last} of {}{at}: ", first.join(", "), show(model))
         }
         _ => {
             let (named, all) = (workers[..WORKERS_NAMED_MAX].join(", "), workers.len());

@@ -115,6 +115,7 @@ fn to_text(replies: &Replies, merged: &[MergedWorker<'_>], now_unix_ms: u64) -> 
     let titles = [
         Column::text("model", 20),
         Column::text("id", 24),
+        Column::text("address", 48),
         Column::text("role", 8),
         Column::text("group", 20),
         Column::text("state", 40),
@@ -126,7 +127,6 @@ fn to_text(replies: &Replies, merged: &[MergedWorker<'_>], now_unix_ms: u64) -> 
         Column::figure("slowdown"),
         Column::text("KV routing", 16),
         Column::text("parity", 24),
-        Column::text("url", 48),
         Column::text("why", 80),
     ];
     let reached = replies.iter().filter(|reply| reply.is_ok()).count();
@@ -143,6 +143,7 @@ fn to_text(replies: &Replies, merged: &[MergedWorker<'_>], now_unix_ms: u64) -> 
         vec![
             worker.model.to_owned(),
             worker.id.to_owned(),
+            worker.texts(address),
             first.role.clone(),
             first.transfer_group.clone().unwrap_or_else(|| "-".to_owned()),
             states,
@@ -154,7 +155,6 @@ fn to_text(replies: &Replies, merged: &[MergedWorker<'_>], now_unix_ms: u64) -> 
             slowdown.map_or("-".to_owned(), |times| format!("{times:.1}x")),
             worker.texts(|seen| if seen.kv_routing { "yes" } else { "no" }.to_owned()),
             worker.texts(parity),
-            worker.texts(|seen| seen.url.clone()),
             worker.texts(why),
         ]
     };
@@ -170,6 +170,11 @@ fn to_text(replies: &Replies, merged: &[MergedWorker<'_>], now_unix_ms: u64) -> 
     }
     text.extend(replies.iter().filter_map(|reply| reply.as_ref().err().map(ToString::to_string)));
     text.join("\n")
+}
+
+/// The address, without the usual scheme.
+fn address(worker: &WorkerSnapshot) -> String {
+    worker.url.strip_prefix("http://").unwrap_or(&worker.url).to_owned()
 }
 
 fn waiting(worker: &WorkerSnapshot) -> Option<f64> {

@@ -11,6 +11,7 @@ use crate::live::Shed;
 use splitrail_access::Access;
 use splitrail_access::keys::{Grant, KeyHolder};
 use splitrail_fleet::{ServedModel, Worker};
+use splitrail_settings::natural_order::compare;
 use splitrail_telemetry::metrics::labels_of_zeros;
 
 mod worker;
@@ -102,7 +103,7 @@ pub struct Attention {
     /// The model that it is about; `None` if it is about the router.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// The ids of the workers that it is about, in the order of the model's workers.
+    /// The ids of the workers that it is about, in the order of lists.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub workers: Vec<String>,
     /// What is wrong.
@@ -287,5 +288,6 @@ fn of_workers(served: &ServedModel) -> Vec<Attention> {
             }
         }
     }
+    groups.iter_mut().for_each(|group| group.workers.sort_by(|one, other| compare(one, other)));
     groups
 }

@@ -77,4 +77,4 @@ def test_a_repeated_prompt_is_found_by_index_and_engine_alike(router, decode):
     assert warm.cached_tokens == full_hit(320)
     log_probabilities.assert_exact(first, reference)
     log_probabilities.assert_exact(warm, reference)
-    assert router.index_blocks(f"decode-127.0.0.1:{decode.port}") >= blocks
+    assert router.index_blocks("d0") >= blocks

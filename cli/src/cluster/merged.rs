@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use splitrail_settings::natural_order::Natural;
+
 use super::snapshot::WorkerSnapshot;
 
 /// A worker, with the states in which replicas see it.
@@ -21,14 +23,14 @@ const ROLES: [&str; 3] = ["prefill", "decode", "both"];
 pub(crate) fn merge<'s>(
     lists: impl IntoIterator<Item = (usize, &'s [WorkerSnapshot])>,
 ) -> Vec<MergedWorker<'s>> {
-    let mut workers: BTreeMap<(&str, usize, &str), MergedWorker<'s>> = BTreeMap::new();
+    let mut workers: BTreeMap<(&str, usize, Natural<'_>), MergedWorker<'s>> = BTreeMap::new();
     let mut roles: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     for (replica, list) in lists {
         for worker in list {
             let role = ROLES.iter().position(|role| *role == worker.role).unwrap_or(ROLES.len());
             // If replicas disagree on a role, the first one decides the order.
             let role = *roles.entry((&worker.model, &worker.id)).or_insert(role);
-            let merged = workers.entry((&worker.model, role, &worker.id));
+            let merged = workers.entry((&worker.model, role, Natural(&worker.id)));
             let merged = merged.or_insert_with(|| MergedWorker {
                 model: &worker.model,
                 id: &worker.id,

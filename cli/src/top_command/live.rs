@@ -77,6 +77,7 @@ pub(super) struct Percentiles {
 #[serde(default)]
 pub(super) struct Worker {
     pub(super) id: String,
+    pub(super) url: String,
     pub(super) role: String,
     pub(super) state: String,
     pub(super) state_why: String,
@@ -88,6 +89,9 @@ pub(super) struct Worker {
     pub(super) kv_used_ratio: Option<f64>,
     pub(super) hit_ratio: Option<f64>,
     pub(super) slowdown: Option<f64>,
+    pub(super) prefill_tokens_per_s: Option<f64>,
+    pub(super) step_ms: Option<f64>,
+    pub(super) leg_ms: Option<f64>,
     pub(super) event_lag_ms: Option<f64>,
     pub(super) overlap_issues: Vec<String>,
     pub(super) parity_cause: Option<String>,

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use splitrail_settings::natural_order::compare;
+
 use super::live::{Decision, LiveSnapshot, Model, Percentiles, Sources, Worker};
 use super::options::{Options, Sort};
 
@@ -43,6 +45,8 @@ pub(super) struct Totals {
 pub(super) struct Row<'s> {
     pub(super) model: &'s str,
     pub(super) id: &'s str,
+    /// The address of its engine.
+    pub(super) url: &'s str,
     pub(super) role: &'s str,
     /// The state; if routers differ, that of the first one that is not in service.
     pub(super) state: &'s str,
@@ -58,6 +62,12 @@ pub(super) struct Row<'s> {
     pub(super) hit_ratio: Option<f64>,
     /// The largest.
     pub(super) slowdown: Option<f64>,
+    /// Prompt tokens that it computes per second: the fewest that a router has learned.
+    pub(super) prefill_tokens_per_s: Option<f64>,
+    /// The longest that a router has learned of a decode step.
+    pub(super) step_ms: Option<f64>,
+    /// The longest mean time of its legs.
+    pub(super) leg_ms: Option<f64>,
     /// The largest.
     pub(super) event_lag_ms: Option<f64>,
     /// What is wrong with it, each once.
@@ -183,8 +193,8 @@ impl Totals {
 fn place<'s>(rows: &mut Vec<Row<'s>>, model: &'s str, worker: &'s Worker) -> usize {
     let found = rows.iter().position(|row| row.model == model && row.id == worker.id);
     found.unwrap_or_else(|| {
-        let Worker { id, role, state, state_why, .. } = worker;
-        rows.push(Row { model, id, role, state, state_why, ..Row::default() });
+        let Worker { id, url, role, state, state_why, .. } = worker;
+        rows.push(Row { model, id, url, role, state, state_why, ..Row::default() });
         rows.len() - 1
     })
 }
@@ -207,9 +217,9 @@ impl<'s> Row<'s> {
                 (self.state, self.state_why) = (&worker.state, &worker.state_why);
             }
         }
-        let largest = |known: &mut Option<f64>, other: Option<f64>| {
+        let merge = |known: &mut Option<f64>, other: Option<f64>, pick: fn(f64, f64) -> f64| {
             *known = match (*known, other) {
-                (Some(one), Some(other)) => Some(one.max(other)),
+                (Some(one), Some(other)) => Some(pick(one, other)),
                 (one, other) => one.or(other),
             };
         };
@@ -218,9 +228,12 @@ impl<'s> Row<'s> {
         // All routers ask the same engine, at different times.
         self.engine_running = self.engine_running.max(worker.engine_running);
         self.engine_waiting = self.engine_waiting.max(worker.engine_waiting);
-        largest(&mut self.kv_used_ratio, worker.kv_used_ratio);
-        largest(&mut self.slowdown, worker.slowdown);
-        largest(&mut self.event_lag_ms, worker.event_lag_ms);
+        merge(&mut self.kv_used_ratio, worker.kv_used_ratio, f64::max);
+        merge(&mut self.slowdown, worker.slowdown, f64::max);
+        merge(&mut self.prefill_tokens_per_s, worker.prefill_tokens_per_s, f64::min);
+        merge(&mut self.step_ms, worker.step_ms, f64::max);
+        merge(&mut self.leg_ms, worker.leg_ms, f64::max);
+        merge(&mut self.event_lag_ms, worker.event_lag_ms, f64::max);
         for issue in issues(worker) {
             if !self.issues.contains(&issue) {
                 self.issues.push(issue);
@@ -253,6 +266,6 @@ fn sort(rows: &mut [Row<'_>], by: Sort) {
             Sort::KvUsed => ratio(a.kv_used_ratio, b.kv_used_ratio),
             Sort::HitRatio => ratio(a.hit_ratio, b.hit_ratio),
         };
-        group.then(chosen).then_with(|| a.id.cmp(b.id))
+        group.then(chosen).then_with(|| compare(a.id, b.id))
     });
 }

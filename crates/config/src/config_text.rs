@@ -6,7 +6,7 @@ use splitrail_settings::file;
 
 use crate::file_profiles::ROUTER_PROFILE;
 use crate::flags::{self, Flags};
-use crate::short_forms::Hub;
+use crate::short_forms::{Hub, KnownIds};
 use crate::{LoadedConfig, Parts, Problems, parse_for};
 
 /// The text of a configuration.
@@ -61,7 +61,16 @@ impl ConfigText {
     /// # Errors
     /// All mistakes, each with its position; those of flags by the flags in which they are.
     pub fn load(&self, parts: Parts) -> Result<LoadedConfig, Problems> {
-        let loaded = parse_for(parts, &Hub::of_process(), &self.name, &self.text, &self.base_dir);
+        self.load_with(parts, &KnownIds::default())
+    }
+
+    pub(crate) fn load_with(
+        &self,
+        parts: Parts,
+        known: &KnownIds,
+    ) -> Result<LoadedConfig, Problems> {
+        let sources = (&Hub::of_process(), known);
+        let loaded = parse_for(parts, sources, &self.name, &self.text, &self.base_dir);
         let Some(flags) = &self.flags else { return loaded };
         match loaded {
             Ok(mut loaded) => {

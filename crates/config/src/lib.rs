@@ -12,7 +12,7 @@ use splitrail_settings::problem::Place;
 use splitrail_settings::{endpoint, file, problem, reference, tree};
 
 use file_profiles::ROUTER_PROFILE;
-use short_forms::Hub;
+use short_forms::{Hub, KnownIds};
 
 mod addition;
 mod config_text;
@@ -92,6 +92,15 @@ pub fn load(path: &Path, parts: Parts) -> Result<LoadedConfig, Problems> {
     ConfigText::read(path)?.load(parts)
 }
 
+/// Like [`load`], for a router that runs with the configuration `running`: addresses in lists keep
+/// their ids.
+///
+/// # Errors
+/// As for [`load`].
+pub fn load_again(path: &Path, parts: Parts, running: &Config) -> Result<LoadedConfig, Problems> {
+    ConfigText::read(path)?.load_with(parts, &KnownIds::of(running))
+}
+
 /// Checks the text of a configuration file for a build with all parts. `name` is the file name used
 /// in problems; relative paths start at `base_dir`. Accesses the files and environment variables
 /// that the text refers to.
@@ -99,12 +108,12 @@ pub fn load(path: &Path, parts: Parts) -> Result<LoadedConfig, Problems> {
 /// # Errors
 /// All mistakes in the text, each with its position.
 pub fn parse(name: &str, text: &str, base_dir: &Path) -> Result<LoadedConfig, Problems> {
-    parse_for(Parts::ALL, &Hub::of_process(), name, text, base_dir)
+    parse_for(Parts::ALL, (&Hub::of_process(), &KnownIds::default()), name, text, base_dir)
 }
 
 fn parse_for(
     parts: Parts,
-    hub: &Hub,
+    sources: (&Hub, &KnownIds),
     name: &str,
     text: &str,
     base_dir: &Path,
@@ -112,7 +121,7 @@ fn parse_for(
     let mut notes = Vec::new();
     let rules = |root: &mut tree::Node, report: &mut problem::ProblemReport| {
         parts.check(root, report);
-        let expanded = short_forms::expand(root, base_dir, hub, report);
+        let expanded = short_forms::expand(root, base_dir, sources, report);
         notes = expanded.notes;
         rules::check(root, &expanded.places, base_dir, report);
     };

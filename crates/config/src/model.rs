@@ -365,7 +365,7 @@ pub struct Model {
     /// the router has no certificate.
     #[serde(default)]
     pub engine_tls: Option<EngineTls>,
-    /// The URLs of prefill workers, with ids such as `prefill-10.0.0.1:8000`.
+    /// The URLs of prefill workers, with the ids `p0`, `p1`, and so on.
     #[serde(default, skip_serializing)]
     #[schemars(transform = scalar::without_default)]
     pub prefill: Vec<String>,

@@ -16,7 +16,7 @@ mod tokenizer;
 mod workers;
 
 pub(crate) use hub::Hub;
-pub(crate) use workers::WorkerPlace;
+pub(crate) use workers::{KnownIds, WorkerPlace};
 
 /// What writing out the short forms has found.
 #[derive(Debug, Default)]
@@ -28,18 +28,19 @@ pub(crate) struct Expansion {
 }
 
 /// Writes out the short forms of all models under `root`. Relative paths start at `base_dir`;
-/// tokenizers that are named are looked up in `hub`. What cannot be written out stays as it is.
+/// tokenizers that are named are looked up in `hub`, and addresses without ids in `known`. What
+/// cannot be written out stays as it is.
 pub(crate) fn expand(
     root: &mut Node,
     base_dir: &Path,
-    hub: &Hub,
+    (hub, known): (&Hub, &KnownIds),
     report: &mut ProblemReport,
 ) -> Expansion {
     let mut expanded = Expansion::default();
     let models = root.get_mut("models").map(Node::items_mut).unwrap_or_default();
     for (index, model) in models.iter_mut().enumerate() {
         let path = format!("models[{index}]");
-        expanded.places.push(workers::expand(model, &path, report));
+        expanded.places.push(workers::expand(model, &path, known));
         let mut notes = Vec::new();
         notes.extend(tokenizer::expand(model, &path, base_dir, hub, report));
         notes.extend(derived::expand(model, &path, report));

@@ -16,6 +16,7 @@ pub mod endpoint;
 pub mod file;
 pub mod log_throttle;
 pub mod logging;
+pub mod natural_order;
 pub mod problem;
 pub mod process;
 pub mod reference;

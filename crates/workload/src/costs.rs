@@ -144,6 +144,15 @@ pub struct CostsView {
     pub busy_share: f64,
 }
 
+/// How fast a worker is; `None` for what is not learned yet.
+#[derive(Clone, Copy, Debug)]
+pub struct LearnedSpeed {
+    /// Prompt tokens that it computes per second.
+    pub prefill_tokens_per_s: Option<f64>,
+    /// Milliseconds of a decode step.
+    pub step_ms: Option<f64>,
+}
+
 impl Default for Costs {
     fn default() -> Self {
         Self::new(Coefficients::default())
@@ -313,6 +322,21 @@ impl Costs {
             load: state.learner.load_evidence(),
             step: state.learner.step_evidence(),
             busy_share: state.busy.at(now_ns),
+        }
+    }
+
+    /// The speed that was learned, for people: without a prompt before the one that is computed, and
+    /// of a step of one request.
+    pub fn learned_speed(&self, now: Instant) -> LearnedSpeed {
+        let now_ns = ns_since(self.epoch, now);
+        let state = self.lock();
+        let costs = state.learner.coefficients(now_ns);
+        let step = costs.step_base_seconds + costs.step_seconds_per_request;
+        let prefills = state.learner.prefill_evidence().observations;
+        let steps = state.learner.step_evidence().observations;
+        LearnedSpeed {
+            prefill_tokens_per_s: (prefills > 0).then(|| 1.0 / costs.prefill_seconds_per_token),
+            step_ms: (steps > 0).then_some(step * 1e3),
         }
     }
 

@@ -16,13 +16,17 @@ use splitrail_fleet::Worker;
 use splitrail_fleet::ranks::{Rank, rank_key};
 use splitrail_fleet::shim_report::EventOrigin;
 use splitrail_policy::Leg;
+use splitrail_settings::natural_order::compare;
 
 /// Every worker of every model.
 pub(super) async fn list(State(admin): State<Admin>) -> Response {
     let serving = admin.core.serving();
     let of_model = |served| -> Vec<Value> {
         let served: &ServedModel = served;
-        served.pool.roster().iter().map(|worker| view(&admin, served, worker)).collect()
+        let roster = served.pool.roster();
+        let mut workers: Vec<_> = roster.iter().collect();
+        workers.sort_by(|one, other| compare(one.id(), other.id()));
+        workers.into_iter().map(|worker| view(&admin, served, worker)).collect()
     };
     let workers: Vec<_> = serving.models.iter().flat_map(|served| of_model(served)).collect();
     json_reply(json!({ "workers": workers }))

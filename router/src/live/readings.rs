@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use prometheus::core::Collector;
 use prometheus::proto::{LabelPair, Metric};
+use splitrail_config::model::Role;
 use splitrail_policy::WorkerIndex;
 
 use super::stages::StageReadings;
@@ -73,6 +74,10 @@ pub(super) struct WorkerReading {
     pub(super) events: u64,
     /// The sum of their lags, in seconds.
     pub(super) lag_s: f64,
+    /// The legs of its role whose time was measured.
+    pub(super) legs: u64,
+    /// The sum of their times, in seconds.
+    pub(super) legs_s: f64,
 }
 
 /// The label of requests that ended before their model was known.
@@ -89,10 +94,11 @@ impl CounterReading {
         read_requests(core, &mut models);
         read_stages(core, &mut models);
         read_tokens(core, &mut models);
-        let lags = event_lags(core);
+        let event_lags = worker_times(&core.metrics.index_event_lag);
+        let leg_times = worker_times(&core.metrics.worker_leg);
         for served in &serving.models {
             if let Some(model) = models.get_mut(served.name()) {
-                model.workers = read_workers(served, &lags);
+                model.workers = read_workers(served, &event_lags, &leg_times);
             }
         }
         Self { at, models }
@@ -163,26 +169,38 @@ fn read_tokens(core: &Core, models: &mut Models) {
     });
 }
 
-/// The lags of KV events, by model and worker.
-fn event_lags(core: &Core) -> HashMap<(String, String), (u64, f64)> {
-    let families = core.metrics.index_event_lag.collect();
+/// Numbers and sums of seconds, by model, worker and leg; without a leg where there is none.
+type WorkerTimes = HashMap<[String; 3], (u64, f64)>;
+
+fn worker_times(metric: &impl Collector) -> WorkerTimes {
+    let families = metric.collect();
     let series = families.iter().flat_map(|family| family.get_metric());
-    let lag = |series: &Metric| {
-        let (labels, lag) = (Labels(series.get_label()), series.get_histogram());
-        let name = (labels.get("model").to_owned(), labels.get("worker").to_owned());
-        (name, (lag.get_sample_count(), lag.get_sample_sum()))
+    let times = |series: &Metric| {
+        let (labels, times) = (Labels(series.get_label()), series.get_histogram());
+        let name = ["model", "worker", "leg"].map(|label| labels.get(label).to_owned());
+        (name, (times.get_sample_count(), times.get_sample_sum()))
     };
-    series.map(lag).collect()
+    series.map(times).collect()
 }
 
 fn read_workers(
     served: &ServedModel,
-    lags: &HashMap<(String, String), (u64, f64)>,
+    event_lags: &WorkerTimes,
+    leg_times: &WorkerTimes,
 ) -> HashMap<WorkerIndex, WorkerReading> {
     let read = |worker: &std::sync::Arc<splitrail_fleet::Worker>| {
-        let name = (served.name().to_owned(), worker.id().to_owned());
-        let (events, lag_s) = lags.get(&name).copied().unwrap_or_default();
-        (worker.index, WorkerReading { hits: worker.kv.usage_stats.hit_totals(), events, lag_s })
+        let of = |times: &WorkerTimes, leg: &str| {
+            let name = [served.name(), worker.id(), leg].map(str::to_owned);
+            times.get(&name).copied().unwrap_or_default()
+        };
+        let (events, lag_s) = of(event_lags, "");
+        let leg = match worker.config.role {
+            Role::Prefill => "prefill",
+            Role::Decode | Role::Both => "decode",
+        };
+        let (legs, legs_s) = of(leg_times, leg);
+        let hits = worker.kv.usage_stats.hit_totals();
+        (worker.index, WorkerReading { hits, events, lag_s, legs, legs_s })
     };
     served.pool.roster().iter().map(read).collect()
 }

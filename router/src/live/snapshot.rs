@@ -14,6 +14,7 @@ use super::worker::WorkerView;
 use crate::attention::{self, Attention};
 use crate::core::Core;
 use splitrail_fleet::Worker;
+use splitrail_settings::natural_order::compare;
 use splitrail_telemetry::clock::unix_ms;
 
 /// The number of the snapshot's form. It is raised if a member changes its meaning or is removed.
@@ -58,7 +59,10 @@ pub(super) fn snapshot(readings: &LastReadings, core: &Core, shed: &[Shed]) -> S
         let spans = readings.spans(served.name());
         let roster = served.pool.roster();
         let mut workers: Vec<&Arc<Worker>> = roster.iter().collect();
-        workers.sort_by_key(|worker| (worker.config.role, worker.id().to_owned()));
+        workers.sort_by(|one, other| {
+            let key = |worker: &Arc<Worker>| worker.config.role;
+            key(one).cmp(&key(other)).then_with(|| compare(one.id(), other.id()))
+        });
         let view = |worker: &Arc<Worker>| WorkerView::new(served, worker, spans, now_unix_ms);
         let workers = workers.into_iter().map(view).collect();
         ModelView::new(core, served, spans, recent.flows(served.name()), workers)

@@ -18,6 +18,7 @@ const WHY_MAX: usize = 160;
 #[derive(Debug, Serialize)]
 pub(super) struct WorkerView {
     id: String,
+    url: String,
     role: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     transfer_group: Option<String>,
@@ -42,6 +43,12 @@ pub(super) struct WorkerView {
     hit_ratio: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     slowdown: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prefill_tokens_per_s: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    step_ms: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    leg_ms: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     event_lag_ms: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -69,8 +76,10 @@ impl WorkerView {
         let last_minute = LastMinute::of(worker, spans);
         let discount = Some(worker.kv.drift.discount()).filter(|share| *share > 0.0);
         let counts = worker.tells_blocks() && worker.overlap_is_believed(None);
+        let learned = worker.load.costs.learned_speed(Instant::now());
         Self {
             id: worker.id().to_owned(),
+            url: worker.config.url.clone(),
             role: worker.config.role.name(),
             transfer_group: worker.config.transfer_group.clone(),
             state: worker.state().name(),
@@ -86,6 +95,9 @@ impl WorkerView {
             kv_blocks: load.as_ref().and_then(|load| load.total_blocks),
             hit_ratio: last_minute.hit_ratio,
             slowdown: worker.load.costs.slowdown().largest().and_then(rounded),
+            prefill_tokens_per_s: learned.prefill_tokens_per_s.and_then(rounded),
+            step_ms: learned.step_ms.and_then(rounded),
+            leg_ms: last_minute.leg_ms,
             event_lag_ms: last_minute.event_lag_ms,
             index_age_ms: worker.kv.event_stats.index_age_ms(now_unix_ms),
             overlap_counts: counts,
@@ -121,6 +133,7 @@ fn issues(served: &ServedModel, worker: &Worker, parity: Parity) -> Vec<&'static
 struct LastMinute {
     hit_ratio: Option<f64>,
     event_lag_ms: Option<f64>,
+    leg_ms: Option<f64>,
 }
 
 impl LastMinute {
@@ -128,12 +141,13 @@ impl LastMinute {
         let Some(span) = spans.map(|spans| spans.minute) else { return Self::default() };
         let Some(to) = span.to.workers.get(&worker.index) else { return Self::default() };
         let from = span.from.workers.get(&worker.index).copied().unwrap_or_default();
-        let WorkerReading { hits, events, lag_s } = *to;
+        let WorkerReading { hits, events, lag_s, legs, legs_s } = *to;
         let prompts = hits.prompt_tokens.saturating_sub(from.hits.prompt_tokens);
-        let events = events.saturating_sub(from.events);
+        let mean_ms = |sum_s: f64, count: u64| rounded(sum_s.max(0.0) * 1e3 / count as f64);
         Self {
             hit_ratio: ratio(hits.hit_tokens.saturating_sub(from.hits.hit_tokens), prompts),
-            event_lag_ms: rounded((lag_s - from.lag_s).max(0.0) * 1e3 / events as f64),
+            event_lag_ms: mean_ms(lag_s - from.lag_s, events.saturating_sub(from.events)),
+            leg_ms: mean_ms(legs_s - from.legs_s, legs.saturating_sub(from.legs)),
         }
     }
 }

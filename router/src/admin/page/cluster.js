@@ -1,7 +1,7 @@
 // The pools side by side, and the flows of requests between their workers.
 
 import { el, Keyed, setAttribute, setShare, setText, shown, svg } from "./dom.js";
-import { count, percent, rate, words } from "./format.js";
+import { address, count, ms, percent, rate, speeds, words } from "./format.js";
 
 // Workers of a pool that are drawn; the table has all of them.
 const DRAWN_MAX = 24;
@@ -81,11 +81,13 @@ function makeNode() {
     id: el("span", { class: "node-id" }),
     requests: el("span", { class: "node-requests" }),
     used: el("span"),
+    address: el("p", { class: "node-address" }),
+    speed: el("p", { class: "node-speed" }),
     foot: el("p", { class: "node-foot" }),
   };
   const head = el("p", { class: "node-head" }, part.shape, part.id, part.requests);
   part.bar = el("div", { class: "bar", "aria-hidden": "true" }, part.used);
-  part.node = el("li", { class: "node" }, head, part.bar, part.foot);
+  part.node = el("li", { class: "node" }, head, part.address, part.bar, part.foot, part.speed);
   return part;
 }
 
@@ -94,7 +96,9 @@ function showNode(part, worker) {
   setAttribute(part.node, "data-state", worker.draining ? "draining" : worker.state);
   setAttribute(part.node, "data-doubt", Boolean(worker.overlap_issues));
   setText(part.id, shown(worker.id));
-  setAttribute(part.node, "title", `${shown(worker.id)}: ${worker.state}, ${shown(worker.state_why)}`);
+  const where = shown(address(worker.url));
+  setAttribute(part.node, "title", `${shown(worker.id)} (${where}): ${worker.state}, ${shown(worker.state_why)}`);
+  setText(part.address, where);
   setText(part.requests, `${count(worker.requests)} req`);
   setShare(part.used, worker.kv_used_ratio);
   setAttribute(part.bar, "data-full", (worker.kv_used_ratio || 0) > 0.9);
@@ -102,6 +106,9 @@ function showNode(part, worker) {
   if (worker.kv_used_ratio !== undefined) figures.push(`KV ${percent(worker.kv_used_ratio)}`);
   if (worker.hit_ratio !== undefined) figures.push(`hits ${percent(worker.hit_ratio)}`);
   if (worker.engine_waiting) figures.push(`${count(worker.engine_waiting)} waiting`);
+  const speed = speeds(worker);
+  if (worker.leg_ms !== undefined) speed.push(`leg ${ms(worker.leg_ms)}`);
+  setText(part.speed, speed.join(" \u00b7 "));
   setText(part.foot, problem || figures.join(" \u00b7 ") || "no load report");
   setAttribute(part.foot, "class", problem ? "node-foot problem" : "node-foot");
 }

@@ -1,6 +1,7 @@
 // Figures as people read them.
 
-const NONE = "\u2013";
+/** What is shown for an unknown figure. */
+export const NONE = "\u2013";
 
 function digits(value, decimals) {
   return value.toLocaleString("en-US", {
@@ -78,4 +79,19 @@ export function time(unixMs) {
 /** Words of an identifier: `parity_mismatch` is "parity mismatch". */
 export function words(identifier) {
   return String(identifier ?? "").replaceAll("_", " ");
+}
+
+/** The address of an engine, without the usual scheme. */
+export function address(url) {
+  return String(url ?? "").replace(/^http:\/\//, "");
+}
+
+/** How fast a worker is, as far as that was learned: its prefill, and its decode step. */
+export function speeds(worker) {
+  const parts = [];
+  if (worker.role !== "decode" && known(worker.prefill_tokens_per_s)) {
+    parts.push(`${count(worker.prefill_tokens_per_s)} tok/s`);
+  }
+  if (worker.role !== "prefill" && known(worker.step_ms)) parts.push(`${ms(worker.step_ms)}/step`);
+  return parts;
 }

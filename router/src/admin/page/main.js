@@ -243,7 +243,7 @@ function drawHead() {
   const said = { draining: "Draining", ready: "Ready", unready: "Not ready" }[state];
   setText(find("ready"), isStale ? `Last seen: ${said.toLowerCase()}` : said);
   setAttribute(find("ready"), "data-ready", isStale ? "unknown" : state);
-  attention.show(snapshot.needs_attention);
+  attention.show(snapshot.needs_attention, snapshot.models);
   const trouble = troubleOfRouter(snapshot);
   find("unready").hidden = trouble === "";
   setText(find("unready"), trouble);

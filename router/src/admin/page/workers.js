@@ -2,7 +2,7 @@
 
 import { issue, urgency } from "./cluster.js";
 import { el, Keyed, setAttribute, setShare, setText, shown } from "./dom.js";
-import { age, count, ms, percent, times } from "./format.js";
+import { NONE, address, age, count, ms, percent, speeds, times } from "./format.js";
 
 // Rows that are shown at first. Of more workers, those in trouble come first.
 const ROWS = 24;
@@ -15,6 +15,8 @@ const COLUMNS = [
   ["Engine", "number", "Requests that the engine computes, and that wait in the engine"],
   ["KV used", "kv", "The used part of the engine's KV cache"],
   ["Hits", "number", "The part of its prompt tokens that the engine found in its cache, in the last minute"],
+  ["Speed", "number", "Prompt tokens that it computes per second, and the time of a decode step, as learned"],
+  ["Leg time", "number", "Mean time of its prefill legs, or of its other legs to the first event, in the last minute"],
   ["Slowdown", "number", "How many times as long as the usual worker of its role it takes"],
   ["Event lag", "number", "Mean time from a KV event in the engine to its presence in the index"],
   ["KV routing", "trust", "Whether the index of the worker is used, and why not"],
@@ -65,6 +67,7 @@ function makeRow() {
   const row = {
     id: el("span", { class: "name" }),
     role: el("span", { class: "role" }),
+    address: el("span", { class: "address" }),
     shape: el("i", { class: "shape", "aria-hidden": "true" }),
     state: el("span", { class: "state-name" }),
     since: el("span", { class: "note" }),
@@ -75,23 +78,27 @@ function makeRow() {
     used: el("span"),
     usedText: el("span"),
     hits: el("span"),
+    speed: el("span"),
+    leg: el("span"),
     slowdown: el("span"),
     lag: el("span"),
     trust: el("span", { class: "trust" }),
   };
-  const [, , requests, tokens, engine, kv, hits, slowdown, lag, trust] = COLUMNS.map(([label]) => label);
+  const [, , requests, tokens, engine, kv, hits, speed, leg, slowdown, lag, trust] = COLUMNS.map(([label]) => label);
   const bar = el("div", { class: "bar", "aria-hidden": "true" }, row.used);
   row.bar = bar;
   row.node = el(
     "tr",
     { role: "row" },
-    el("th", { scope: "row", role: "rowheader", class: "id" }, row.id, row.role),
+    el("th", { scope: "row", role: "rowheader", class: "id" }, row.id, row.role, row.address),
     cell("state", "State", row.shape, row.state, " ", row.since, row.why),
     cell("number", requests, row.requests),
     cell("number", tokens, row.tokens),
     cell("number", engine, row.engine),
     cell("kv", kv, el("div", { class: "used" }, bar, row.usedText)),
     cell("number", hits, row.hits),
+    cell("number", speed, row.speed),
+    cell("number", leg, row.leg),
     cell("number", slowdown, row.slowdown),
     cell("number", lag, row.lag),
     cell("trust", trust, row.trust),
@@ -105,6 +112,7 @@ function showRow(row, worker, now) {
   setAttribute(row.node, "data-state", state);
   setText(row.id, shown(worker.id));
   setText(row.role, worker.transfer_group ? `${worker.role}, ${shown(worker.transfer_group)}` : worker.role);
+  setText(row.address, shown(address(worker.url)));
   setText(row.state, state + breakers);
   setText(row.since, `for ${age(now - worker.state_since_unix_ms)}`);
   setText(row.why, state === "serving" ? "" : shown(worker.state_why));
@@ -116,9 +124,11 @@ function showRow(row, worker, now) {
   setAttribute(row.bar, "data-full", (worker.kv_used_ratio || 0) > 0.9);
   setText(row.usedText, percent(worker.kv_used_ratio));
   setText(row.hits, percent(worker.hit_ratio));
+  setText(row.speed, speeds(worker).join(", ") || NONE);
+  setText(row.leg, ms(worker.leg_ms));
   setText(row.slowdown, times(worker.slowdown));
   setText(row.lag, ms(worker.event_lag_ms));
   const isGone = ["down", "left"].includes(worker.state);
-  setText(row.trust, isGone ? "\u2013" : issue(worker) || (worker.overlap_counts ? "in use" : "not used"));
+  setText(row.trust, isGone ? NONE : issue(worker) || (worker.overlap_counts ? "in use" : "not used"));
   setAttribute(row.node, "data-doubt", !isGone && Boolean(worker.overlap_issues));
 }
