@@ -143,7 +143,7 @@ impl Target {
             self.name(),
             places.collect::<Vec<_>>().join(", "),
         );
-        Err(Failure::new(exit::ATTENTION, message))
+        Err(Failure::new(exit::DATA_ERROR, message))
     }
 
     /// Makes the change on all replicas.

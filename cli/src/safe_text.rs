@@ -100,8 +100,8 @@ mod tests {
         assert_eq!(distinct(&ids, 30), ids);
         assert_eq!(distinct(&ids, 12), ["prefil\u{2026}:8001", "prefil\u{2026}:8002"]);
         assert_eq!(distinct(&["a-long-name", "b-long-name"], 5), ["a-lo\u{2026}", "b-lo\u{2026}"]);
-        let far = ["pool-a-0001-of-many", "pool-a-0002-of-many"];
-        assert_eq!(distinct(&far, 12), ["\u{2026}001-of-many", "\u{2026}002-of-many"]);
+        let far = ["a-long-pool-01-of-many", "a-long-pool-02-of-many"];
+        assert_eq!(distinct(&far, 12), ["\u{2026}-01-of-many", "\u{2026}-02-of-many"]);
         assert_eq!(distinct(&["模型模型", "模型模a"], 5), ["模\u{2026}型", "模\u{2026}a"]);
         assert_eq!(distinct(&["same", "same"], 3), ["sa\u{2026}", "sa\u{2026}"]);
     }

@@ -26,6 +26,7 @@ pub const TOKEN_VARIABLE: &str = "SPLITRAIL_FLEET_TOKEN";
 const PROFILE: FileProfile = FileProfile {
     variables: true,
     secret_keys: &["token", "engine_api_key"],
+    hints: &[],
     empty: "start from deploy/shim/splitrail-shim.yaml",
     too_large: "a shim's file is a few lines",
 };

@@ -144,6 +144,28 @@ fn without_colour_no_cell_has_one() {
 }
 
 #[test]
+fn long_ids_stay_different_and_addresses_are_shown_where_there_is_room() {
+    let mut long = HEALTHY.to_owned();
+    for (at, id) in ["p0", "p1", "d0", "d1"].iter().enumerate() {
+        let longer = format!("\"{id}-of-the-first-rack-10.0.0.1:800{at}\"");
+        long = long.replace(&format!("\"{id}\""), &longer);
+    }
+    let of = |snapshot: &str, width| {
+        screen(&[router("a:1", snapshot)], &Options::default(), (width, 24))
+    };
+    let text = of(&long, 80);
+    let shown =
+        text.lines().filter(|line| line.contains(" serving ") || line.contains(" warming "));
+    let ids: Vec<_> = shown.map(|line| line.split_whitespace().next().unwrap()).collect();
+    assert_eq!(ids.len(), 4, "{text}");
+    assert!(
+        ids.iter().zip([":8000", ":8001", ":8002", ":8003"]).all(|(id, end)| id.ends_with(end))
+    );
+    assert!(!of(HEALTHY, 80).contains("10.0.0.2:8000"));
+    assert!(of(HEALTHY, 100).contains("10.0.0.2:8000"), "{}", of(HEALTHY, 100));
+}
+
+#[test]
 fn workers_that_do_not_fit_are_scrolled_to() {
     let mut first: super::live::LiveSnapshot = serde_json::from_str(HEALTHY).unwrap();
     let worker = first.models[0].workers[0].clone();

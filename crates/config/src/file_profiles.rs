@@ -12,6 +12,11 @@ pub(super) const ROUTER_PROFILE: FileProfile = FileProfile {
         "cache_salt_key",
         "tracing.otlp.headers",
     ],
+    hints: &[(
+        "auth",
+        "write `- { kind: keys, file: keys.yaml }`; `splitrail keys new --tenant NAME --file keys.yaml` \
+         makes a key and its entry there",
+    )],
     empty: "write `models:` with the name and the engines of a model, or serve one without a file: \
             `splitrail serve --model NAME --prefill URL --decode URL`",
     too_large: "split the fleet over several routers",
@@ -29,6 +34,7 @@ pub(super) const KEYS_PROFILE: FileProfile = FileProfile {
     variables: false,
     // The empty text is part of each path: a key may stand anywhere in place of its hash.
     secret_keys: &[""],
+    hints: &[],
     empty: "write `keys: []`, or add keys with `splitrail keys new`",
     too_large: "use several entries of `auth`, each with a file of its own",
 };

@@ -130,7 +130,9 @@ fn rejection(worker: &dyn Engine, refused: Refused<'_>, retry_after_s: Option<u3
         // A field that only the router writes is not the client's fault; the workers' roles may be
         // swapped.
         Some((_, Some(param))) if is_router_only(&param) => {
-            let what = format!("refused the hand-off (status {status}): is its role right?");
+            let what = format!(
+                "refused the hand-off (status {status}): is its role right, or are the roles of prefill and decode swapped?"
+            );
             Error::engine(worker.id(), &what).of_additions()
         }
         Some((message, param)) if own.fault() == Fault::Client => {

@@ -207,7 +207,7 @@ kinds! {
         "start the engine with `VLLM_NIXL_SIDE_CHANNEL_HOST` set to its own address, or add its network to `hand_off_networks`",
     /// A decode worker cannot fetch a hand-off.
     HandOffFails "hand_off_fails" Fault
-        "both engines need the same engine version, model, connector and KV layout, and the decode host must reach the prefill host's side channel port",
+        "are the roles of prefill and decode swapped? Otherwise both engines need the same engine version, model, connector and KV layout, and the decode host must reach the prefill host's side channel port",
     /// A decode worker computes what was handed to it.
     HandOffIgnored "hand_off_ignored" Fault
         "start the decode engine with the same `--kv-transfer-config` connector as the prefill engine",

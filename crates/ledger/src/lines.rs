@@ -22,8 +22,9 @@ use splitrail_config::Rotation;
 use splitrail_settings::log_throttle::LogThrottle;
 use splitrail_telemetry::clock::unix_ms;
 
-/// Maximum number of lines in the queue.
+/// Maximum number of lines in the queue of a file, and in that of a stream.
 const QUEUE_LINES: usize = 65_536;
+const STREAM_QUEUE_LINES: usize = 16_384;
 /// Maximum number of bytes in the queue. The disk or a reader may stall until the queue is full.
 const QUEUE_BYTES: usize = 64 << 20;
 /// Maximum number of lines that are written at once.
@@ -118,7 +119,10 @@ impl Lines {
         let Some(destination) = destination else {
             return Self { queue: None, shared, writer: Mutex::default() };
         };
-        let (queue, lines) = mpsc::channel(QUEUE_LINES);
+        let (queue, lines) = mpsc::channel(match destination {
+            Destination::File(_) => QUEUE_LINES,
+            Destination::Stream(_) => STREAM_QUEUE_LINES,
+        });
         let writer = Writer { lines, destination, shared: Arc::clone(&shared) };
         Self { queue: Some(queue), shared, writer: Mutex::new(Some(writer)) }
     }

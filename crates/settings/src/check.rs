@@ -114,6 +114,12 @@ impl<'c> Checker<'c> {
         let kinds: Vec<&str> = options.iter().filter_map(|option| kind(option)).collect();
         let example = format!("write it as `{{ kind: {}, ... }}`", kinds.join(" | "));
         if !matches!(node.value, Value::Map(_)) {
+            let chosen = node.text().filter(|text| kinds.contains(text));
+            let example = match (self.profile.hint(path), chosen) {
+                (Some(hint), _) => hint.to_owned(),
+                (None, Some(kind)) => format!("write it as `{{ kind: {kind} }}`"),
+                (None, None) => example,
+            };
             let message = match self.profile.is_secret(path) {
                 true => format!("{} is a reference, never the secret itself", place_name(path)),
                 false => {

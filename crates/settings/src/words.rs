@@ -5,6 +5,9 @@ use crate::tree::{Node, Value};
 /// Maximum number of characters of a user's text in a message.
 const SHOWN_MAX: usize = 60;
 
+/// Maximum number of known words that are listed behind a similar one.
+const KNOWN_MAX: usize = 12;
+
 /// Properties of one program's file that differ from those of the other program.
 #[derive(Clone, Copy, Debug)]
 pub struct FileProfile {
@@ -13,6 +16,9 @@ pub struct FileProfile {
     /// Keys below which a secret may have been written by mistake: no message repeats the text
     /// there.
     pub secret_keys: &'static [&'static str],
+    /// Hints for lists in which people write secrets in place of items: for values of the wrong type
+    /// there, whose text no message repeats.
+    pub hints: &'static [(&'static str, &'static str)],
     /// The hint for an empty file.
     pub empty: &'static str,
     /// The hint for a file that is too large.
@@ -25,13 +31,25 @@ impl FileProfile {
         self.secret_keys.iter().any(|key| path.contains(key))
     }
 
+    /// The hint for a value of the wrong type at `path`, if it has one of its own.
+    pub(crate) fn hint(&self, path: &str) -> Option<&'static str> {
+        let is_it = |key| {
+            let item = path.strip_prefix(key);
+            item.is_some_and(|item| {
+                (item.is_empty() || item.starts_with('[')) && !item.contains('.')
+            })
+        };
+        let of_path = |(key, _): &&(&'static str, &'static str)| is_it(*key);
+        self.hints.iter().find(of_path).map(|(_, hint)| *hint)
+    }
+
     /// The value found at `path`, as a noun phrase.
     pub(crate) fn found(&self, node: &Node, path: &str) -> String {
         match &node.value {
             Value::Null => "empty".to_owned(),
             Value::Seq(_) => "a list".to_owned(),
             Value::Map(_) => "a mapping".to_owned(),
-            _ if self.is_secret(path) => "a single value".to_owned(),
+            _ if self.is_secret(path) || self.hint(path).is_some() => "a single value".to_owned(),
             Value::Bool(yes) => format!("{yes}"),
             Value::Int(number) => format!("the number {number}"),
             Value::Float(number) => format!("the number {number}"),
@@ -57,10 +75,12 @@ pub(crate) fn join(path: &str, key: &str) -> String {
     if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
 }
 
-/// `did you mean X? ` if one of the known words is similar, followed by all known words.
+/// `did you mean X? ` if one of the known words is similar, followed by all known words unless they
+/// are many.
 pub(crate) fn suggest(word: &str, known: &[&str], what: &str) -> String {
     let all = known.join(", ");
     match closest(word, known) {
+        Some(close) if known.len() > KNOWN_MAX => format!("did you mean `{close}`?"),
         Some(close) => format!("did you mean `{close}`? {what}: {all}"),
         None => format!("{what}: {all}"),
     }
@@ -78,6 +98,18 @@ fn closest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
         .filter(|(distance, candidate)| *distance <= 1 + candidate.len() / 4)
         .min()
         .map(|(_, candidate)| candidate)
+        .or_else(|| begun_by(&word, known))
+}
+
+/// The longest of the known words that begins a word, as `nixl` begins `NixlConnector`.
+fn begun_by<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
+    let begins = |candidate: &&&str| word.starts_with(&candidate.replace('_', ""));
+    known
+        .iter()
+        .filter(|candidate| candidate.len() >= 3)
+        .filter(begins)
+        .max_by_key(|c| c.len())
+        .copied()
 }
 
 /// The number of insertions, deletions, replacements and swaps of neighbours.
@@ -118,6 +150,10 @@ mod tests {
         assert_eq!(closest("retires", &known), Some("retries"));
         assert_eq!(closest("Role", &known), Some("role"));
         assert_eq!(closest("bananas", &known), None);
+        let connectors = ["nixl", "nixl_push", "shared_storage"];
+        assert_eq!(closest("NixlConnector", &connectors), Some("nixl"));
+        assert_eq!(closest("NixlPushConnector", &connectors), Some("nixl_push"));
+        assert_eq!(closest("SharedStorageConnector", &connectors), Some("shared_storage"));
     }
 
     #[test]

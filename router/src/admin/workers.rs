@@ -25,7 +25,9 @@ pub(super) async fn list(State(admin): State<Admin>) -> Response {
         let served: &ServedModel = served;
         let roster = served.pool.roster();
         let mut workers: Vec<_> = roster.iter().collect();
-        workers.sort_by(|one, other| compare(one.id(), other.id()));
+        workers.sort_by(|one, other| {
+            one.config.role.cmp(&other.config.role).then_with(|| compare(one.id(), other.id()))
+        });
         workers.into_iter().map(|worker| view(&admin, served, worker)).collect()
     };
     let workers: Vec<_> = serving.models.iter().flat_map(|served| of_model(served)).collect();

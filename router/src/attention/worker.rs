@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use super::{Attention, AttentionKind};
+use splitrail_config::model::Role;
 use splitrail_fleet::Worker;
 use splitrail_fleet::parity::Parity;
 use splitrail_fleet::state::WorkerState;
@@ -15,6 +16,8 @@ const NOTABLE_SLOWDOWN: f64 = 3.0;
 
 /// From this share on an engine's KV cache is full, if requests wait in the engine as well.
 const FULL_KV_RATIO: f64 = 0.95;
+/// The share of KV blocks in use from which waiting requests say that the cache is too small.
+const SMALL_KV_RATIO: f64 = 0.5;
 
 /// What is known of a worker.
 #[derive(Debug)]
@@ -38,6 +41,9 @@ pub(super) struct WorkerFacts {
     /// The share of the engine's KV blocks that is in use, and the requests that wait in the engine.
     pub(super) kv_used_ratio: Option<f64>,
     pub(super) engine_waiting: Option<u64>,
+    /// Whether it serves decode legs only: these wait for a hand-off or for KV blocks.
+    pub(super) only_decodes: bool,
+    pub(super) engine_running: Option<u64>,
     pub(super) slowdown: Slowdown,
     /// Why its engine reports no load.
     pub(super) load_failure: Option<String>,
@@ -69,6 +75,8 @@ impl WorkerFacts {
             refuses_because_full: worker.health.rest.is_full(),
             kv_used_ratio: load.and_then(|load| load.kv_used_ratio),
             engine_waiting: load.and_then(|load| load.waiting),
+            only_decodes: worker.config.role == Role::Decode,
+            engine_running: load.and_then(|load| load.running),
             slowdown: worker.load.costs.slowdown(),
             load_failure: worker.load_failure().map(|cause| cause.to_string()),
             reports_no_cached_tokens: worker.kv.usage_stats.reports_no_cached_tokens(),
@@ -121,7 +129,8 @@ pub(super) fn of_worker(worker: &WorkerFacts) -> Vec<Attention> {
     if !worker.missing_hand_offs.is_empty() {
         let endpoints = worker.missing_hand_offs.join(", ");
         let message = format!("handed nothing over on {endpoints}");
-        let advice = "is its role right, and does its engine have a connector?";
+        let advice = "is its role right, or are the roles of prefill and decode swapped? Does its engine \
+                      have a connector?";
         found.push(Attention::new(Kind::NoHandOff, message).advise(advice));
     }
     if let Some(message) = upper_bound(worker) {
@@ -162,6 +171,12 @@ fn performance(worker: &WorkerFacts) -> Vec<Attention> {
     } else if worker.kv_used_ratio.is_some_and(|used| used >= FULL_KV_RATIO) && waiting > 0 {
         let message = "full: its KV cache has no room, and requests wait in the engine";
         found.push(Attention::new(Kind::Full, message).advise(full_advice));
+    } else if lacks_kv(worker) {
+        let message =
+            "full: its KV cache is too small, so that as many requests wait in the engine as run";
+        let advice =
+            "give its engine more KV blocks (vLLM: --gpu-memory-utilization), or add workers";
+        found.push(Attention::new(Kind::Full, message).advise(advice));
     }
     let Slowdown { prefill, decode } = worker.slowdown;
     for (work, times) in [("prefills take", prefill), ("decode steps take", decode)] {
@@ -183,6 +198,15 @@ fn performance(worker: &WorkerFacts) -> Vec<Attention> {
         found.push(Attention::new(Kind::NoCachedTokens, message).advise(advice));
     }
     found
+}
+
+/// Whether the KV cache of a worker for decode holds so few requests that the next one often has no
+/// room, although not all blocks are in use. Transfers of hand-offs keep only few requests waiting.
+fn lacks_kv(worker: &WorkerFacts) -> bool {
+    let (waiting, running) =
+        (worker.engine_waiting.unwrap_or(0), worker.engine_running.unwrap_or(0));
+    let is_in_use = worker.kv_used_ratio.is_some_and(|used| used >= SMALL_KV_RATIO);
+    worker.only_decodes && is_in_use && waiting >= running.max(2)
 }
 
 /// What the index does not say of a worker.
@@ -275,6 +299,8 @@ mod tests {
             refuses_because_full: false,
             kv_used_ratio: Some(0.99),
             engine_waiting: Some(0),
+            only_decodes: true,
+            engine_running: Some(2),
             slowdown: Slowdown { prefill: Some(2.9), decode: None },
             load_failure: None,
             reports_no_cached_tokens: false,
@@ -293,6 +319,15 @@ mod tests {
         assert!(of_worker(&good()).is_empty());
         let waits = WorkerFacts { engine_waiting: Some(3), ..good() };
         assert_eq!(kinds(&waits), [Kind::Full]);
+        let small = |waiting| WorkerFacts {
+            kv_used_ratio: Some(0.8),
+            engine_waiting: Some(waiting),
+            ..good()
+        };
+        assert_eq!(kinds(&small(2)), [Kind::Full]);
+        assert!(of_worker(&small(1)).is_empty(), "it may wait for its hand-off");
+        let prefills = WorkerFacts { only_decodes: false, ..small(9) };
+        assert!(of_worker(&prefills).is_empty(), "prompts wait to be computed");
         let worst = WorkerFacts {
             state: WorkerState::Draining,
             breakers_open: vec!["decode"],

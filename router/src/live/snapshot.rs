@@ -60,8 +60,7 @@ pub(super) fn snapshot(readings: &LastReadings, core: &Core, shed: &[Shed]) -> S
         let roster = served.pool.roster();
         let mut workers: Vec<&Arc<Worker>> = roster.iter().collect();
         workers.sort_by(|one, other| {
-            let key = |worker: &Arc<Worker>| worker.config.role;
-            key(one).cmp(&key(other)).then_with(|| compare(one.id(), other.id()))
+            one.config.role.cmp(&other.config.role).then_with(|| compare(one.id(), other.id()))
         });
         let view = |worker: &Arc<Worker>| WorkerView::new(served, worker, spans, now_unix_ms);
         let workers = workers.into_iter().map(view).collect();

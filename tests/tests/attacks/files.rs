@@ -102,6 +102,7 @@ fn router_config(documents: &[Value]) -> &str {
 fn parsed(name: &str, text: &str) -> Value {
     const PLAIN: splitrail_settings::FileProfile = splitrail_settings::FileProfile {
         secret_keys: &[],
+        hints: &[],
         empty: "",
         variables: false,
         too_large: "",

@@ -126,8 +126,8 @@ async fn a_file_of_five_lines_serves_with_cache_hits() {
     let models = format!("models:\n  - name: sim\n    prefill: [\"{p}\"]\n    decode: [\"{d}\"]\n");
     let router = router_of_file(&files, &models).await;
     serves_with_hits(&router).await;
-    for (engine, role) in [(&prefill, "prefill"), (&decode, "decode")] {
-        let worker = worker(&router, &format!("{role}-{}", engine.told("http"))).await;
+    for (engine, role, id) in [(&prefill, "prefill", "p0"), (&decode, "decode", "d0")] {
+        let worker = worker(&router, id).await;
         assert_eq!(worker["role"], role);
         assert_eq!(worker["kv_events"], engine.told("kv_events"));
         assert_eq!(worker["events_current"], true);
@@ -161,6 +161,27 @@ async fn flags_alone_serve_with_cache_hits() {
     serves_with_hits(&router).await;
     let reload = router.client("admin").post_with("/admin/reload", &[], "").await;
     assert_ne!(reload.status, 200, "there is no file to read again");
+}
+
+#[tokio::test]
+async fn an_address_keeps_its_id_in_a_reload_and_is_shown_beside_it() {
+    let files = files();
+    let (first, second) = (engine(&files, "a", "both", &[]), engine(&files, "b", "both", &[]));
+    let (first, second) = tokio::join!(first, second);
+    let models = |urls: &str| format!("models: [{{ name: sim, workers: [{urls}] }}]\n");
+    let both = format!("\"{}\", \"{}\"", url(&first), url(&second));
+    let router = router_of_file(&files, &models(&both)).await;
+    ready(&router).await;
+    let only = models(&format!("\"{}\"", url(&second)));
+    std::fs::write(files.path().join("splitrail.yaml"), format!("{LISTEN}{only}")).unwrap();
+    let reload = router.client("admin").post_with("/admin/reload", &[], "").await;
+    assert_eq!(reload.status, 200, "{}", reload.text());
+    assert_eq!(worker(&router, "w1").await["url"], url(&second));
+    let mut workers = Command::new(built("splitrail"));
+    let workers = workers.args(["workers", "--admin", router.told("admin")]).output().unwrap();
+    let workers = String::from_utf8(workers.stdout).unwrap();
+    let row: Vec<_> = workers.lines().nth(1).unwrap().split_whitespace().take(3).collect();
+    assert_eq!(row, ["sim", "w1", second.told("http")], "{workers}");
 }
 
 #[tokio::test]

@@ -269,7 +269,7 @@ async fn a_client_that_leaves_is_logged_as_cancelled() {
 #[tokio::test]
 async fn a_reader_of_the_access_log_who_does_not_read_delays_no_request() {
     const CLIENTS: usize = 8;
-    const REQUESTS: usize = 8_600;
+    const REQUESTS: usize = 2_600;
     let cluster = Cluster::start(Spec::aggregated(1)).await;
     let files = tempfile::tempdir().unwrap();
     let [config, ready] = ["splitrail.yaml", "ready.json"].map(|name| files.path().join(name));

@@ -147,7 +147,7 @@ fn an_address_keeps_its_id_when_others_come_and_go() {
     assert_eq!(ids(&first, &KnownIds::default()), ["p0", "p1", "p2", "d0"]);
     let running = known(&first, &KnownIds::default());
     // The one that left may still have requests: its number is not given away with the same reload.
-    let next = format!("prefill: ['http://c:1', 'http://x:1', 'http://B:1/'], {decode}");
+    let next = format!("prefill: ['http://c:1', 'http://x:1', 'http://B:1'], {decode}");
     assert_eq!(ids(&next, &running), ["p2", "p3", "p1", "d0"]);
     let running = known(&next, &running);
     let last = format!("prefill: ['http://y:1', 'http://c:1', 'http://x:1'], {decode}");

@@ -25,17 +25,42 @@ x.yaml:1:17: `listen.http` \":8000\" is not an address
 x.yaml:3:16: `limits.drain_grace` must be a duration such as `30s`, not the number 30
   hint: add a unit: `30s` or `30ms`
 x.yaml:4:3: `limits` has an unknown key `in_flight`
-  hint: did you mean `in_flight_max`? known here: connections_max, connections_per_address_max, header_timeout, idle_timeout, write_stall, \
-reply_grace, reply_rate_min, unread_replies_size_max, \
-header_size_max, headers_max, http2_streams_max, grpc_watches_max, body_size_max, body_timeout, body_grace, body_rate_min, \
-request_memory_max, object_members_max, messages_max, tokenize_size_max, template_timeout, in_flight_max, fair_by, batch_prompts_max, embedding_inputs_max, n_max, output_tokens_max, stop_max, schema_size_max, \
-engine_reply_size_max, index_blocks_per_worker_max, decisions_kept, drain_delay, drain_grace
+  hint: did you mean `in_flight_max`?
 x.yaml:8:11: `models[0].flow` cannot be \"agregated\"
   hint: did you mean `aggregated`? one of: aggregated, prefill_first, decode_first, auto
 x.yaml:9:17: `models[0].block_size` must be a whole number, or `auto`, not the text \"16\"
   hint: write 16 without quotes"
     );
     assert_eq!(problems.count(), 5);
+}
+
+/// What people write who come from another tool, or in a hurry.
+#[test]
+fn common_mistakes_have_hints_of_their_own() {
+    let model = "models:\n  - name: m\n    tokenizer: none\n    workers: ['http://w:1']\n";
+    let with = |line: &str| format!("{model}    {line}\n");
+    for (text, place, hint) in [
+        (with("queue: off"), (5, 12), "did you mean `none`?"),
+        (with("queue: false"), (5, 12), "did you mean `none`?"),
+        (with("policy: round_robin"), (5, 13), "write it as `{ kind: round_robin }`"),
+        (with("connector: NixlConnector"), (5, 16), "did you mean `nixl`?"),
+        (with("conector: nixl"), (5, 5), "did you mean `connector`?"),
+        ("models:\n  - name: m\n\t    tokenizer: none\n".into(), (3, 1), "indent with spaces"),
+        (
+            "models:\n  - name: m\n    workers:\n      - 'http://a:1'\n     - 'http://b:1'\n"
+                .into(),
+            (5, 6),
+            "begin it in the same column",
+        ),
+        (format!("auth: [ sk-secret ]\n{model}"), (1, 9), "`splitrail keys new --tenant NAME"),
+        (format!("auth: {{ keys: [ sk-secret ] }}\n{model}"), (1, 7), "`splitrail keys new"),
+    ] {
+        let problems = problems(&text);
+        let problem = &problems[0];
+        assert_eq!((problem.line, problem.column), place, "{text}: {problem:?}");
+        assert!(problem.hint.contains(hint), "{text}: {problem:?}");
+        assert!(!format!("{problems:?}").contains("sk-secret"), "{problems:?}");
+    }
 }
 
 #[test]

@@ -197,6 +197,12 @@ pub(super) fn sized(schema: &Json) -> Option<SizeForm> {
 
 /// A hint for a value of the wrong type.
 fn fix(profile: &FileProfile, node: &Node, options: &[&Json], path: &str) -> String {
+    if let Some(hint) = profile.hint(path) {
+        return hint.to_owned();
+    }
+    if is_off(node) && options.iter().any(|option| constant(option) == Some("none")) {
+        return "did you mean `none`?".to_owned();
+    }
     let wants = |name| options.iter().any(|option| type_name(option) == name);
     let format = options.iter().find_map(|option| option.get("format").and_then(Json::as_str));
     match &node.value {
@@ -229,6 +235,12 @@ fn fix(profile: &FileProfile, node: &Node, options: &[&Json], path: &str) -> Str
         _ if wants("object") => "write `key: value` lines below it, indented".to_owned(),
         _ => "write a single value".to_owned(),
     }
+}
+
+/// Whether a value is a word by which people switch things off.
+fn is_off(node: &Node) -> bool {
+    let is_word = |text| ["off", "no", "false", "disabled"].contains(&text);
+    node.value == Value::Bool(false) || node.text().is_some_and(is_word)
 }
 
 /// Whether `c` is in the class of a pattern of the form `^[CLASS]+$`, the only form that the schema

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use saphyr_parser::{Event, Marker, Parser, ScalarStyle, Span};
+use saphyr_parser::{Event, Marker, Parser, ScalarStyle, ScanError, Span};
 
 use super::core_scalar::resolve;
 use super::{Entry, Node, Value};
@@ -51,6 +51,35 @@ enum Content {
     Map { entries: Vec<Entry>, seen: HashMap<String, Place>, key: Option<Key> },
 }
 
+/// What is wrong with a text that is not YAML.
+fn not_yaml(text: &str, error: &ScanError) -> FatalMistake {
+    let at = place(error.marker());
+    // The parser may be at the end of the line before the tab.
+    if let Some(tab) = (at.line..=at.line + 1).find_map(|line| tab_in_indentation(text, line)) {
+        let message = "this line is indented with a tab".to_owned();
+        return (tab, message, "indent with spaces: YAML allows no tabs there".into());
+    }
+    let line = text.lines().nth(at.line.saturating_sub(1));
+    let is_block = error.info().contains("parsing a block");
+    let (message, hint) = match line.is_some_and(|line| line.contains("${")) {
+        true => (error.info(), "within `[...]` and `{...}`, put `\"${NAME}\"` in quotes"),
+        false if is_block => (
+            "this line does not continue the list or mapping above it",
+            "begin it in the same column as the other items or keys, and close quotes and brackets",
+        ),
+        false => (error.info(), "check the indentation, the quotes and the brackets around here"),
+    };
+    (at, format!("this is not YAML: {message}"), hint.into())
+}
+
+/// The place of a tab in the indentation of a line, whose number is counted from 1.
+fn tab_in_indentation(text: &str, line: usize) -> Option<Place> {
+    let written = text.lines().nth(line.checked_sub(1)?)?;
+    let indentation = written.len() - written.trim_start_matches([' ', '\t']).len();
+    let column = written[..indentation].find('\t')? + 1;
+    Some(Place { line, column })
+}
+
 /// A key that waits for its value.
 struct Key {
     at: Place,
@@ -71,14 +100,7 @@ impl Reader<'_> {
         let mut parser = Parser::new_from_str(text);
         let mut root = None;
         while let Some(event) = parser.next_event() {
-            let (event, span) = event.map_err(|error| {
-                let line = text.lines().nth(error.marker().line().saturating_sub(1));
-                let hint = match line.is_some_and(|line| line.contains("${")) {
-                    true => "within `[...]` and `{...}`, put `\"${NAME}\"` in quotes",
-                    false => "check the indentation, the quotes and the brackets around here",
-                };
-                (place(error.marker()), format!("this is not YAML: {}", error.info()), hint.into())
-            })?;
+            let (event, span) = event.map_err(|error| not_yaml(text, &error))?;
             if let Some(node) = self.event(event, span, root.is_some())? {
                 root = Some(node);
             }

@@ -11,7 +11,7 @@ use crate::file::{CheckedFile, parse_with};
 use crate::{Problems, Secret};
 
 const DIALECT: FileProfile =
-    FileProfile { variables: true, secret_keys: &["key"], empty: "", too_large: "" };
+    FileProfile { variables: true, secret_keys: &["key"], hints: &[], empty: "", too_large: "" };
 
 /// A file with values of all types.
 #[derive(Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq)]

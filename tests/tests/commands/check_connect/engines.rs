@@ -60,9 +60,8 @@ models:
     );
     let result = checked(&yaml).await;
     assert_eq!((result.code, result.kinds()), (Some(0), vec![]), "{:#}", result.json);
-    let id = |role: &str, engine: &SimEngine| format!("{role}-{}", engine.http_addr());
-    for (role, engine) in [("prefill", &pair.prefill), ("decode", &pair.decode)] {
-        let facts = result.facts(&id(role, engine));
+    for (id, engine) in [("p0", &pair.prefill), ("d0", &pair.decode)] {
+        let facts = result.facts(id);
         assert_eq!(facts["kv_events_arrive"], true);
         assert_eq!(facts["kv_events_replayed"], true);
         assert_eq!(facts["kv_events"].as_str(), engine.kv_events_endpoint());
@@ -72,9 +71,8 @@ models:
     let off = SimConfig { kv_events_port: None, kv_replay_port: None, ..super::support::prefill() };
     let off = SimEngine::start(off).await.unwrap();
     let result = checked(&yaml.replace(&prefill, &off.url())).await;
-    let id = id("prefill", &off);
-    assert!(result.only(&id, "kv_events_unused").contains("--kv-events-config"));
-    assert_eq!(result.facts(&id)["kv_events"], serde_json::Value::Null);
+    assert!(result.only("p0", "kv_events_unused").contains("--kv-events-config"));
+    assert_eq!(result.facts("p0")["kv_events"], serde_json::Value::Null);
 }
 
 #[tokio::test]

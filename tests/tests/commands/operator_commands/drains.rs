@@ -60,6 +60,24 @@ impl Drop for Running {
     }
 }
 
+/// Routers that have counted their workers at different times may have given one id twice.
+#[tokio::test]
+async fn an_id_that_means_different_engines_is_not_drained() {
+    let routers = Routers::start(2).await;
+    let text = std::fs::read_to_string(routers.config(1)).unwrap();
+    let swapped =
+        text.replace("id: d0", "id: d2").replace("id: d1", "id: d0").replace("id: d2", "id: d1");
+    std::fs::write(routers.config(1), swapped).unwrap();
+    assert_eq!(run(&["reload", "--admin", &routers.admins()]).await.code, 0);
+    let refused = run(&["drain", "d0", "--admin", &routers.admins()]).await;
+    assert_eq!(refused.code, 65, "{refused:?}");
+    assert!(refused.stderr.contains("d0 is not the same engine on all routers"), "{refused:?}");
+    for place in 0..2 {
+        assert_ne!(routers.state(place, "d0").await, "draining");
+    }
+    assert_eq!(run(&["drain", "d0", "--admin", &routers.name(0)]).await.code, 0);
+}
+
 #[tokio::test]
 async fn a_worker_is_drained_on_all_routers_and_taken_back() {
     let routers = Routers::start(2).await;

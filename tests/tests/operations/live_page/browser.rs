@@ -185,7 +185,24 @@ impl Browser {
             self.run("const e = document.documentElement; return [innerWidth, e.scrollHeight]");
         let rect = rect.await;
         let height = rect[1].as_u64().unwrap_or(0).min(max.into());
-        let clip = json!({"x": 0, "y": 0, "width": rect[0], "height": height, "scale": 1});
+        self.write(path, json!({"x": 0, "y": 0, "width": rect[0], "height": height})).await;
+    }
+
+    /// Writes the rectangle around all elements of a selector to a PNG.
+    pub(crate) async fn screenshot_of(&self, selector: &str, path: &Path) {
+        let around = format!(
+            "const boxes = [...document.querySelectorAll({selector:?})].map((e) => e.getBoundingClientRect());
+             const [left, top] = ['left', 'top'].map((side) => Math.min(...boxes.map((box) => box[side])));
+             const [right, end] = ['right', 'bottom'].map((side) => Math.max(...boxes.map((box) => box[side])));
+             const [x, y] = [left + scrollX - 8, top + scrollY - 8];
+             return {{ x, y, width: right - left + 16, height: end - top + 16 }}"
+        );
+        let clip = self.run(&around).await;
+        self.write(path, clip).await;
+    }
+
+    async fn write(&self, path: &Path, mut clip: Value) {
+        clip["scale"] = 1.into();
         let shown = json!({"format": "png", "clip": clip, "captureBeyondViewport": true});
         let shot = self.command("Page.captureScreenshot", shown).await;
         let png = STANDARD.decode(shot["data"].as_str().expect("a picture")).expect("base64");

@@ -43,6 +43,25 @@ async fn converse(client: Client, number: usize) {
     }
 }
 
+/// Sends a prompt from the page twice, and takes a picture of what the page says of the second time.
+async fn try_it(browser: &Browser) {
+    let text = "Which of our maps show the old harbour? ".repeat(12);
+    let send = format!(
+        "document.getElementById('playground-prompt').value = {text:?}; \
+         document.getElementById('playground-form').requestSubmit(); return 0"
+    );
+    browser.run(&send).await;
+    browser.shows("#playground .note", " prompt tokens, 0 of them cached").await;
+    browser.run(&send).await;
+    eventually("the second time, the prompt is cached", async || {
+        let note = browser.texts("#playground .note").await.concat();
+        note.contains("prompt tokens") && !note.contains(", 0 of them cached")
+    })
+    .await;
+    browser.shows("#why .candidates caption", "Candidates for the decode leg").await;
+    browser.screenshot_of(".playground-panel, .why-panel", &place("live-page-try.png")).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pictures_show_what_the_manual_says_of_them() {
     let guide = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/guides/live-page.md");
@@ -87,6 +106,7 @@ async fn pictures_show_what_the_manual_says_of_them() {
         tokio::time::sleep_until(filled.into()).await;
     }
     browser.screenshot(&place("live-page.png"), 1180).await;
+    try_it(&browser).await;
 
     cluster.admin.post_with("/admin/workers/d1/drain", &[], "").await;
     browser.shows("#workers tr[data-state=draining]", "an operator drains it").await;
