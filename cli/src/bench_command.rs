@@ -203,7 +203,8 @@ impl Side {
     async fn start(config: Config) -> Result<Self, Failure> {
         let policy = kind_of(&config.models[0].policy);
         let listen = config.listen.clone();
-        let router = Running::start(assemble(config).map_err(not_assembled)?, &listen).await?;
+        let core = assemble(config, None).map_err(not_assembled)?;
+        let router = Running::start(core, &listen).await?;
         Ok(Self { policy, router, outcomes: Vec::new(), busy: Duration::ZERO })
     }
 }

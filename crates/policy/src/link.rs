@@ -124,6 +124,7 @@ mod tests {
             block_size: 16,
             turn: 0,
             draw: 0,
+            sharing: Default::default(),
         };
         let choice = pick(&Policy::predicted_ttft(), &candidates, &[], query);
         choice.map_or_else(|| panic!("there are candidates"), |choice| choice.index)
