@@ -101,6 +101,10 @@ pub(super) fn of_worker(worker: &WorkerFacts) -> Vec<Attention> {
     use AttentionKind as Kind;
     let mut found = Vec::new();
     found.extend(state(worker));
+    if worker.state == WorkerState::Down {
+        // Everything else that is wrong with it follows from that.
+        return found;
+    }
     if !worker.breakers_open.is_empty() {
         let legs = worker.breakers_open.join(", ");
         let failure =
@@ -151,11 +155,13 @@ fn state(worker: &WorkerFacts) -> Option<Attention> {
             };
             Some(Attention::new(AttentionKind::Draining, message).advise(advice))
         }
-        WorkerState::Down
-        | WorkerState::Unready
-        | WorkerState::Ejected
-        | WorkerState::Stuck
-        | WorkerState::Left => Some(Attention::new(AttentionKind::State, message)),
+        WorkerState::Down => {
+            let advice = "is its engine running, and reachable from the router under its address?";
+            Some(Attention::new(AttentionKind::State, message).advise(advice))
+        }
+        WorkerState::Unready | WorkerState::Ejected | WorkerState::Stuck | WorkerState::Left => {
+            Some(Attention::new(AttentionKind::State, message))
+        }
     }
 }
 
@@ -238,12 +244,10 @@ fn rebuild_advice(reason: &str) -> &'static str {
     }
 }
 
-/// Why a worker takes no part in KV routing, or takes part untested. Of a worker that is down, its
-/// state says enough.
+/// Why a worker takes no part in KV routing, or takes part untested.
 fn kv_routing(worker: &WorkerFacts) -> Option<Attention> {
     use AttentionKind as Kind;
     let found = match worker.parity {
-        _ if worker.state == WorkerState::Down => return None,
         Parity::Mismatch(_) => of_parity(Kind::ParityMismatch, worker.parity),
         Parity::Unknown(_) if counts_untested(worker) => {
             of_parity(Kind::ParityUnknown, worker.parity)
@@ -364,7 +368,8 @@ mod tests {
         let untested =
             WorkerFacts { parity: Parity::Pending, takes_part_in_kv_routing: false, ..good() };
         assert_eq!(kinds(&untested), [Kind::ParityPending]);
-        assert_eq!(kinds(&WorkerFacts { state: WorkerState::Down, ..untested }), [Kind::State]);
+        let down = WorkerFacts { state: WorkerState::Down, events_are_current: false, ..untested };
+        assert_eq!(kinds(&down), [Kind::State], "the rest follows from that");
         let mismatch = WorkerFacts { parity: Parity::Mismatch(Cause::BlockSize), ..good() };
         let found = of_worker(&mismatch);
         assert_eq!(found[0].message, "parity mismatch: block_size");
