@@ -147,7 +147,7 @@ fn without_colour_no_cell_has_one() {
 fn long_ids_stay_different_and_addresses_are_shown_where_there_is_room() {
     let mut long = HEALTHY.to_owned();
     for (at, id) in ["p0", "p1", "d0", "d1"].iter().enumerate() {
-        let longer = format!("\"{id}-of-the-first-rack-10.0.0.1:800{at}\"");
+        let longer = format!("\"of-the-first-rack-10.0.0.1:800{at}\"");
         long = long.replace(&format!("\"{id}\""), &longer);
     }
     let of = |snapshot: &str, width| {
