@@ -27,14 +27,17 @@ const KEPT_WEIGHT: f64 = 1.0 - 1.0 / 4096.0;
 pub struct ConversationBounds {
     /// Maximum number of blocks of all conversations, each counted once.
     pub blocks_max: usize,
+    /// Maximum number of runs of blocks: what is common, and what each conversation and each of its
+    /// prompts adds. It bounds the memory of short conversations.
+    pub runs_max: usize,
     /// The time in milliseconds for which a conversation is remembered after its last prompt.
     pub idle_max_ms: u64,
 }
 
-/// At most 8 MiB of hashes, and an hour: longer than engines keep what is not used.
+/// At most 8 MiB of hashes and about as much for runs, and an hour: longer than engines keep what is not used.
 impl Default for ConversationBounds {
     fn default() -> Self {
-        Self { blocks_max: 1 << 20, idle_max_ms: 3_600_000 }
+        Self { blocks_max: 1 << 20, runs_max: 1 << 16, idle_max_ms: 3_600_000 }
     }
 }
 
@@ -81,6 +84,7 @@ pub struct Conversations {
     last_prompts: BTreeMap<u64, LastPrompt>,
     /// The number of prompts so far.
     prompts: u64,
+    runs_count: usize,
     /// The number of blocks of all runs.
     blocks: usize,
     /// Conversations so far, and the blocks that later prompts added to them, each counting less with
@@ -117,6 +121,7 @@ impl Conversations {
             runs: Runs::default(),
             last_prompts: BTreeMap::new(),
             prompts: 0,
+            runs_count: 0,
             blocks: 0,
             begun: 0.0,
             later_blocks: 0.0,
@@ -156,6 +161,7 @@ impl Conversations {
         while let Some((mut at, alike)) = self.runs.next(path.last().copied(), &hashes[known..]) {
             if alike < self.runs.get(at).blocks.len() {
                 at = self.runs.cut(at, alike);
+                self.runs_count += 1;
             }
             known += alike;
             path.push(at);
@@ -179,6 +185,7 @@ impl Conversations {
             (last, rest) => self.runs.append(last, rest, RunConversations { count: 1, ends: None }),
         };
         self.blocks += rest.len();
+        self.runs_count += usize::from(!rest.is_empty());
         self.runs.get_mut(tail).note.ends = Some(self.prompts);
         self.last_prompts.insert(self.prompts, LastPrompt { at_ms: now_ms, tail });
         self.keep_bounds(now_ms);
@@ -202,7 +209,8 @@ impl Conversations {
     fn keep_bounds(&mut self, now_ms: u64) {
         while let Some((number, oldest)) = self.last_prompts.first_key_value() {
             let is_idle = now_ms.saturating_sub(oldest.at_ms) > self.bounds.idle_max_ms;
-            if self.blocks <= self.bounds.blocks_max && !is_idle {
+            let ConversationBounds { blocks_max, runs_max, .. } = self.bounds;
+            if self.blocks <= blocks_max && self.runs_count <= runs_max && !is_idle {
                 return;
             }
             let (number, tail) = (*number, oldest.tail);
@@ -221,6 +229,7 @@ impl Conversations {
             next = run.parent;
             if run.note.count == 0 {
                 self.blocks -= run.blocks.len();
+                self.runs_count -= 1;
                 self.runs.remove(at);
             }
         }

@@ -3,7 +3,8 @@
 use proptest::prelude::*;
 use splitrail_kv::{BlockHash, ConversationBounds, Conversations, SharedPrefix};
 
-const WIDE: ConversationBounds = ConversationBounds { blocks_max: 1 << 16, idle_max_ms: 1000 };
+const WIDE: ConversationBounds =
+    ConversationBounds { blocks_max: 1 << 16, runs_max: 1 << 16, idle_max_ms: 1000 };
 
 /// The chained hashes of blocks with these names.
 fn hashes(names: &[u8]) -> Vec<BlockHash> {
@@ -53,6 +54,9 @@ fn conversations_are_forgotten_when_they_are_idle_or_too_many() {
     assert_eq!((conversations.len(), conversations.blocks()), (1, 20), "a part of the prompt");
     conversations.record(9000, &[]);
     assert!(!conversations.is_empty());
+    let mut conversations = Conversations::new(ConversationBounds { runs_max: 10, ..WIDE });
+    (0..100).for_each(|user| conversations.record(0, &hashes(&[user])));
+    assert_eq!(conversations.len(), 10, "short conversations are bounded as well");
 }
 
 /// The same from a list of the last prompts.
