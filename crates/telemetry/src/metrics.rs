@@ -144,10 +144,10 @@ metrics! {
     audit_records: IntCounterVec("audit_records_total"; "result" in LINES);
     /// Lines of the access log.
     access_log_lines: IntCounterVec("access_log_lines_total"; "result" in LINES);
-    /// Whether the last write to a configured file (ledger, record, audit, access_log) was
-    /// successful: 0 or 1. 1 before the first.
+    /// Whether the last write of ledger, record, audit or access_log was successful: 0 or 1. 1 before
+    /// the first. `access_log` is standard output unless a file is configured.
     output_file_writable: IntGaugeVec("output_file_writable"; "file");
-    /// Log lines, without those of the access log, dropped because stderr is not read fast enough.
+    /// Log lines dropped because stderr is not read fast enough.
     log_lines_dropped: IntCounterVec("log_lines_dropped_total";);
     /// Spans of traced requests: `exported`, `dropped` (queue full) or `failed` (not taken by the
     /// collector).
