@@ -122,7 +122,7 @@ impl ChosenLeg<'_> {
         }
         if !more.iter().any(|source| source.kv_format.fits(seen.kv_format)) {
             let is_near = |source: &&Source| source.kv_format.is_of_group_of(seen.kv_format);
-            return Some(match more.iter().any(|source| is_near(source)) {
+            return Some(match more.iter().any(is_near) {
                 true => NoTransfer::OtherKvFormat,
                 false => NoTransfer::OtherTransferGroup,
             });
