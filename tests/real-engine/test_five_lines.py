@@ -29,7 +29,7 @@ def test_what_is_left_out_is_asked_of_the_engines(router, prefill, decode):
     assert set(workers) == {"prefill", "decode"}
     for role, engine in (("prefill", prefill), ("decode", decode)):
         worker = workers[role]
-        assert worker["id"] == f"{role}-127.0.0.1:{engine.port}"
+        assert (worker["id"], worker["url"]) == (f"{role[0]}0", engine.url)
         assert worker["kv_events"] == engine.kv_events
         assert worker["events_current"] and worker["index_synced"]
         assert worker["context_tokens"] > 0
