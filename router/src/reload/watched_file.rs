@@ -26,14 +26,22 @@ impl WatchedFile {
         Self { path, seen }
     }
 
-    /// Calls `changed` whenever the file has another content. One that cannot be read has not changed.
-    /// Never returns.
+    /// Calls `changed` whenever the file has another content. One that cannot be read has not changed,
+    /// and is logged once. Never returns.
     pub async fn follow(mut self, changed: impl Fn()) {
         let mut ticks = tokio::time::interval(INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut is_readable = true;
         loop {
             ticks.tick().await;
-            let Ok(content) = tokio::fs::read(&self.path).await else { continue };
+            let read = tokio::fs::read(&self.path).await;
+            if let (Err(error), true) = (&read, is_readable) {
+                let file = self.path.display();
+                tracing::warn!(%file, %error, "the configuration file cannot be read: no change of it \
+                    is noticed");
+            }
+            is_readable = read.is_ok();
+            let Ok(content) = read else { continue };
             let now = Some(digest(&content));
             if std::mem::replace(&mut self.seen, now) != now {
                 tracing::info!(file = %self.path.display(), "the configuration file has changed");
