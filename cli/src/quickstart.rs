@@ -100,7 +100,7 @@ pub(crate) async fn start(options: &Options) -> Result<Quickstart, QuickstartErr
     let roles = roles(options);
     let mut engines = Vec::with_capacity(roles.len());
     for (_, role) in &roles {
-        engines.push(SimEngine::start(engine_config(*role, options.peer_fetch)).await?);
+        engines.push(SimEngine::start(engine_config(*role)).await?);
     }
     let yaml = yaml(options, &roles, &engines, files.path());
     let loaded = splitrail_config::parse("quickstart.yaml", &yaml, files.path())?;
@@ -131,11 +131,10 @@ fn roles(options: &Options) -> Vec<(String, Role)> {
 }
 
 /// Speeds at which a person can observe prefill, hand-off and streaming.
-fn engine_config(role: Role, peer_fetch: bool) -> SimConfig {
+fn engine_config(role: Role) -> SimConfig {
     SimConfig {
         model: MODEL.to_owned(),
         role,
-        peer_fetch,
         prefill_us_per_token: 200,
         decode_us_per_step: 15_000,
         transfer_us_per_block: 100,

@@ -63,10 +63,6 @@ pub(crate) struct SimArgs {
     /// Milliseconds for which a hand-off is kept.
     #[arg(long, default_value_t = 30_000)]
     lease_ms: u64,
-    /// Whether it takes part in peer fetches: it hands over, or takes a hand-off, for a request of one
-    /// token whatever its role is, as vLLM does.
-    #[arg(long)]
-    peer_fetch: bool,
     /// A JSON file with its addresses that is written once everything is bound.
     #[arg(long)]
     ready_file: Option<PathBuf>,
@@ -118,7 +114,6 @@ pub(crate) async fn run(args: SimArgs) -> Result<(), Failure> {
         decode_us_per_step: args.decode_us_per_step,
         transfer_us_per_block: args.transfer_us_per_block,
         lease_ms: args.lease_ms,
-        peer_fetch: args.peer_fetch,
         honour_threshold: args.honour_threshold,
         embeds: args.embeds,
         data_parallel: args.data_parallel,

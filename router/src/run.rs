@@ -55,7 +55,7 @@ pub struct Running {
     fleet_listener: Option<FleetListener>,
     /// Logs the totals, and measures the runtime.
     background: JoinSet<()>,
-    /// Prewarms workers until the client listeners stop accepting.
+    /// Prewarms workers and tries peer fetches until the client listeners stop accepting.
     prewarming: JoinSet<()>,
     /// Follows the files of credentials, and shares the limits of tenants with other routers.
     access: JoinSet<()>,
@@ -151,6 +151,7 @@ impl Running {
         background.spawn(runtime_lag::observe(Arc::clone(&core.metrics)));
         let mut prewarming = JoinSet::new();
         prewarming.spawn(splitrail_transfer::prewarm::run(Arc::clone(&core.cluster), stop.clone()));
+        prewarming.spawn(splitrail_transfer::trial::run(Arc::clone(&core.cluster), stop.clone()));
         let close_ledger = CancellationToken::new();
         let ledger = ledger_writers(&core, &close_ledger);
         let close_traces = CancellationToken::new();

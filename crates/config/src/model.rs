@@ -508,6 +508,21 @@ pub struct Timeouts {
     pub stream_idle: Duration,
 }
 
+impl Model {
+    /// Whether workers may fetch prefixes from each other, as far as the configuration says.
+    pub fn fetches_prefixes(&self) -> bool {
+        match self.peer_fetch {
+            PeerFetch::Off => false,
+            PeerFetch::TwoStep | PeerFetch::OneShot => true,
+            PeerFetch::Auto => {
+                self.connector.is_pulled()
+                    && self.tokenizer != TokenizerConfig::None {}
+                    && matches!(self.policy, Policy::PredictedTtft { .. })
+            }
+        }
+    }
+}
+
 impl Default for Timeouts {
     fn default() -> Self {
         Self {

@@ -287,7 +287,7 @@ impl Default for SimConfig {
             prefill_us_per_token: 0,
             decode_us_per_step: 0,
             transfer_us_per_block: 0,
-            peer_fetch: false,
+            peer_fetch: true,
             lease_ms: 30_000,
             bidirectional_ttl_ms: None,
             recompute_threshold_tokens: 64,

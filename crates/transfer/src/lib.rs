@@ -17,3 +17,4 @@ pub mod pinned;
 pub mod prewarm;
 pub mod repair;
 pub mod staged;
+pub mod trial;

@@ -118,6 +118,23 @@ impl<'a> Steps<'a> {
         self.take(given).await
     }
 
+    /// Has the source compute what it is to send, before the other requests.
+    ///
+    /// # Errors
+    /// How the fetch ends if the source does not.
+    pub async fn compute(&self, ids: &[u32]) -> Result<(), PeerFetchOutcome> {
+        let mut asked = body(self.asker.body, ids).map_err(|_| PeerFetchOutcome::Unusable)?;
+        for (key, value) in [("max_tokens", "1"), ("stream", "false")] {
+            asked.set(key, value);
+        }
+        self.put_threshold(&mut asked, self.workers.source, 0.0);
+        let rank = self.workers.source_rank.map(u32::from);
+        let leg_headers = LegHeaders { rank, ..self.asker.leg_headers.clone() };
+        let sent = self.send(self.workers.source, asked.to_parts().into(), &leg_headers);
+        timeout_at(self.deadline, sent).await.map_err(|_| PeerFetchOutcome::TimedOut)??;
+        Ok(())
+    }
+
     /// Sends the first request: has the source hand the prefix over.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! Fetches of prefixes from other workers: their bounds, and those under way on each worker.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -25,9 +25,15 @@ pub struct FetchBounds {
     /// must be predicted to have computed its prompt: nothing renews the lease of what it takes. 0 if
     /// no leg takes anything.
     pub one_shot_within_ns: u64,
+    /// Whether a worker sends and takes prefixes for requests only after it has done so in a trial.
+    pub needs_trial: bool,
 }
 
 impl FetchBounds {
+    /// The bounds of a fetch beside which there is no other one.
+    pub const SINGLE: Self =
+        Self { min_tokens: 0, max_per_worker: 1, one_shot_within_ns: 0, needs_trial: false };
+
     /// The bounds that a model configures; `None` without peer fetches.
     pub fn of(model: &Model) -> Option<Self> {
         let min_tokens = model.peer_fetch_min_tokens;
@@ -36,10 +42,11 @@ impl FetchBounds {
         let within = model.lease * 9 / 20;
         let one_shot_within_ns = match model.peer_fetch {
             PeerFetch::OneShot => within.as_nanos().try_into().unwrap_or(u64::MAX),
-            PeerFetch::Off | PeerFetch::TwoStep => 0,
+            PeerFetch::Auto | PeerFetch::Off | PeerFetch::TwoStep => 0,
         };
-        let bounds = Self { min_tokens, max_per_worker, one_shot_within_ns };
-        (model.peer_fetch != PeerFetch::Off).then_some(bounds)
+        let needs_trial = model.peer_fetch == PeerFetch::Auto;
+        let bounds = Self { min_tokens, max_per_worker, one_shot_within_ns, needs_trial };
+        model.fetches_prefixes().then_some(bounds)
     }
 }
 
@@ -52,6 +59,18 @@ pub struct PeerFetches {
     taken: Direction,
     /// What this worker is taking. Bounded by `peer_fetch_max_per_worker`.
     arriving: Mutex<Vec<ArrivingPrefix>>,
+    /// The failures of trials.
+    trials: TrialBreaker,
+}
+
+/// When the next trial of a worker is due.
+#[derive(Debug)]
+struct TrialBreaker(Breaker);
+
+impl Default for TrialBreaker {
+    fn default() -> Self {
+        Self(Breaker::new(COOLDOWN))
+    }
 }
 
 /// A prefix that a worker is taking.
@@ -80,17 +99,23 @@ struct Direction {
     /// The predicted duration of their transfers, in nanoseconds.
     transfer_ns: AtomicU64,
     breaker: Breaker,
+    /// Whether a trial has succeeded.
+    is_proven: AtomicBool,
 }
 
 impl Default for Direction {
     fn default() -> Self {
-        let (running, transfer_ns) = Default::default();
-        Self { running, transfer_ns, breaker: Breaker::new(COOLDOWN) }
+        let (running, transfer_ns, is_proven) = Default::default();
+        Self { running, transfer_ns, breaker: Breaker::new(COOLDOWN), is_proven }
     }
 }
 
 impl Direction {
     fn allows(&self, bounds: FetchBounds, now: Instant) -> bool {
+        self.is_free(bounds, now) && (!bounds.needs_trial || self.is_proven.load(Relaxed))
+    }
+
+    fn is_free(&self, bounds: FetchBounds, now: Instant) -> bool {
         self.running.load(Relaxed) < bounds.max_per_worker && self.breaker.allows(now)
     }
 
@@ -120,6 +145,32 @@ impl PeerFetches {
     /// Whether the worker may take a further prefix.
     pub fn may_take(&self, bounds: FetchBounds, now: Instant) -> bool {
         self.taken.allows(bounds, now)
+    }
+
+    /// Whether a trial of the worker is not to wait because others have failed.
+    pub fn may_try(&self, now: Instant) -> bool {
+        self.trials.0.allows(now)
+    }
+
+    /// Records the end of a trial between a source and another worker.
+    pub fn tried(source: &Self, fetcher: &Self, well: bool, now: Instant) {
+        if well {
+            source.sent.is_proven.store(true, Relaxed);
+            fetcher.taken.is_proven.store(true, Relaxed);
+            fetcher.trials.0.succeed();
+        } else {
+            fetcher.trials.0.fail(now);
+        }
+    }
+
+    /// Whether the worker has sent a prefix in a trial.
+    pub fn has_sent(&self) -> bool {
+        self.sent.is_proven.load(Relaxed)
+    }
+
+    /// Whether the worker has taken a prefix in a trial.
+    pub fn has_taken(&self) -> bool {
+        self.taken.is_proven.load(Relaxed)
     }
 
     /// Whether this worker as a source, or the other one as the one that takes, has failed lately.

@@ -16,10 +16,9 @@ async fn drain(trial: &Trial, worker: &str) {
     assert_eq!(trial.cluster.admin.post(&path, &json!({})).await.status, 200);
 }
 
-/// Engines with a 1 in their names store KV in 8 bits, and take part in everything.
+/// Engines with a 1 in their names store KV in 8 bits.
 fn mixed(name: &str, config: &mut SimConfig) {
     config.kv_dtype = if name.ends_with('1') { "fp8" } else { "auto" }.to_owned();
-    config.peer_fetch = true;
 }
 
 /// The vetoes of a leg in a dry run.

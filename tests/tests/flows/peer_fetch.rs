@@ -10,6 +10,7 @@ mod flows;
 mod guards;
 mod no_transfer;
 mod one_shot;
+mod trial;
 
 use serde_json::{Value, json};
 use splitrail_tests::client::Reply;
@@ -31,7 +32,6 @@ fn spec(prefill: usize, decode: usize) -> Spec {
         decode,
         policy: "{ kind: predicted_ttft }",
         model: EAGER.into(),
-        engine: |_, config| config.peer_fetch = true,
         ..Spec::default()
     }
 }

@@ -27,7 +27,7 @@ fn spec(prewarm: &str) -> Spec {
         decode: 1,
         policy: "{ kind: predicted_ttft }",
         model: format!("{KEYS}\nprewarm: {prewarm}"),
-        engine: |_, config| (config.peer_fetch, config.lease_ms) = (true, LEASE_MS),
+        engine: |_, config| config.lease_ms = LEASE_MS,
         ..Spec::default()
     }
 }

@@ -1,7 +1,7 @@
 //! KV moves only between workers of one transfer group, in each flow and after failures.
 
 use serde_json::{Value, json};
-use splitrail_sim::{FaultKind, SimConfig};
+use splitrail_sim::FaultKind;
 use splitrail_tests::Spec;
 use splitrail_tests::trial::{COMPLETIONS, Trial, completion, prompt};
 
@@ -91,11 +91,9 @@ async fn without_local_prefills_such_a_group_serves_nothing() {
 
 #[tokio::test]
 async fn nothing_is_fetched_from_another_group() {
-    let engine = |_: &str, config: &mut SimConfig| config.peer_fetch = true;
     let costs = "costs: { fetch_base_ms: 0, prefill_us_per_token: 1000000 }";
     let spec = Spec {
         worker: group,
-        engine,
         policy: "{ kind: predicted_ttft }",
         model: format!("peer_fetch: two_step\npeer_fetch_min_tokens: 16\n{costs}"),
         ..Spec::default()

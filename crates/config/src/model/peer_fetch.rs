@@ -7,8 +7,12 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum PeerFetch {
-    /// The worker computes what it does not hold.
+    /// As `two_step`, between workers that have been seen to do it: with `connector: nixl`, a tokenizer
+    /// and `policy: predicted_ttft`, each worker that has passed the canary takes one block from
+    /// another one as a trial.
     #[default]
+    Auto,
+    /// The worker computes what it does not hold.
     Off,
     /// One request to the worker that holds the prefix, one to the other, then the leg. Engines
     /// need no flag.

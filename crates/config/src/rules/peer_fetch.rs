@@ -8,22 +8,15 @@ use splitrail_settings::tree::Node;
 /// Reports peer fetches that cannot happen.
 pub(super) fn check(model: &Node, path: &str, report: &mut ProblemReport) {
     let Some(fetch) = typed_or(model, "peer_fetch", PeerFetch::default()) else { return };
-    if fetch == PeerFetch::Off {
+    if matches!(fetch, PeerFetch::Auto | PeerFetch::Off) {
         return;
     }
     let at = model.get("peer_fetch").unwrap_or(model).at;
     let mut error = |why: &str, hint: &str| {
         report.error(at, format!("`{path}.peer_fetch` {why}"), hint);
     };
-    if typed_or(model, "connector", Connector::default()).is_some_and(|c| !c.is_pulled()) {
-        error("needs `connector: nixl`", "only NIXL's hand-offs can be taken by any worker");
-    }
-    if typed_or(model, "tokenizer", TokenizerConfig::None {}) == Some(TokenizerConfig::None {}) {
-        error("needs a tokenizer", "what is fetched is named by its token ids: add `tokenizer`");
-    }
-    let policy = typed_or(model, "policy", Policy::default());
-    if policy.is_some_and(|policy| !matches!(policy, Policy::PredictedTtft { .. })) {
-        error("needs `policy: { kind: predicted_ttft }`", "no other policy prices a fetch");
+    for (why, hint) in missing(model) {
+        error(why, hint);
     }
     let unknown = KvLoadFailurePolicy::Recompute;
     let on_failure = typed_or(model, "kv_load_failure_policy", unknown);
@@ -34,4 +27,27 @@ pub(super) fn check(model: &Node, path: &str, report: &mut ProblemReport) {
              prefill engines were started with, or use `two_step`",
         );
     }
+}
+
+/// What a model lacks for peer fetches, each with a hint.
+pub(super) fn missing(model: &Node) -> impl Iterator<Item = (&'static str, &'static str)> {
+    let connector = typed_or(model, "connector", Connector::default());
+    let tokenizer = typed_or(model, "tokenizer", TokenizerConfig::None {});
+    let policy = typed_or(model, "policy", Policy::default());
+    [
+        (
+            connector.is_some_and(|connector| !connector.is_pulled()),
+            ("needs `connector: nixl`", "only NIXL's hand-offs can be taken by any worker"),
+        ),
+        (
+            tokenizer == Some(TokenizerConfig::None {}),
+            ("needs a tokenizer", "what is fetched is named by its token ids: add `tokenizer`"),
+        ),
+        (
+            policy.is_some_and(|policy| !matches!(policy, Policy::PredictedTtft { .. })),
+            ("needs `policy: { kind: predicted_ttft }`", "no other policy prices a fetch"),
+        ),
+    ]
+    .into_iter()
+    .filter_map(|(is_missing, what)| is_missing.then_some(what))
 }

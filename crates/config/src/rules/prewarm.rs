@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use crate::model::{Limits, PeerFetch, PrewarmConfig, peer_fetch};
+use super::peer_fetch;
+use crate::model::peer_fetch::max_per_worker;
+use crate::model::{Limits, PeerFetch, PrewarmConfig};
 use crate::value::{typed, typed_or};
 use splitrail_settings::problem::ProblemReport;
 use splitrail_settings::size::format_size;
@@ -21,11 +23,17 @@ pub(super) fn check(root: &Node, model: &Node, path: &str, report: &mut ProblemR
         return;
     }
     let at = section.get("enabled").unwrap_or(section).at;
-    if typed_or(model, "peer_fetch", PeerFetch::default()) == Some(PeerFetch::Off) {
+    let can_fetch = match typed_or(model, "peer_fetch", PeerFetch::default()) {
+        Some(PeerFetch::Off) => false,
+        Some(PeerFetch::Auto) => peer_fetch::missing(model).next().is_none(),
+        _ => true,
+    };
+    if !can_fetch {
         let message = format!("`{path}.prewarm` needs `peer_fetch`");
-        report.error(at, message, "prefixes are taken over by peer fetches: switch them on");
+        let hint = "prefixes are taken over by peer fetches: set `peer_fetch: two_step`";
+        report.error(at, message, hint);
     }
-    let most = typed_or(model, "peer_fetch_max_per_worker", peer_fetch::max_per_worker());
+    let most = typed_or(model, "peer_fetch_max_per_worker", max_per_worker());
     if most.is_some_and(|most| config.fetches_max >= most) {
         let at = section.get("fetches_max").unwrap_or(section).at;
         let message =

@@ -14,9 +14,18 @@ fn with(keys: &str) -> String {
 }
 
 #[test]
-fn fetches_are_off_until_they_are_switched_on() {
-    let model = &parse(&with("migrate: false")).unwrap().config.models[0];
-    assert_eq!(model.peer_fetch, PeerFetch::Off);
+fn workers_fetch_by_default_where_they_can() {
+    for (keys, fetches) in [
+        ("migrate: false", true),
+        ("peer_fetch: off", false),
+        ("connector: mooncake", false),
+        ("policy: { kind: kv_overlap }", false),
+        ("flow: aggregated", false),
+    ] {
+        let loaded = parse(&with(keys)).unwrap();
+        assert!(loaded.warnings.is_empty(), "{:?}", loaded.warnings);
+        assert_eq!(loaded.config.models[0].fetches_prefixes(), fetches, "{keys}");
+    }
     let loaded = parse(&with("peer_fetch: two_step")).unwrap();
     let model = &loaded.config.models[0];
     assert_eq!(model.peer_fetch, PeerFetch::TwoStep);

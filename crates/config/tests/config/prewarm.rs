@@ -28,7 +28,8 @@ fn prewarming_is_off_until_it_is_switched_on() {
 #[test]
 fn a_missing_requirement_of_prewarming_is_reported_at_its_place() {
     for (keys, place, part) in [
-        ("prewarm: { enabled: true }", (4, 25), "needs `peer_fetch`"),
+        ("peer_fetch: off\n    prewarm: { enabled: true }", (5, 25), "needs `peer_fetch`"),
+        ("connector: mooncake\n    prewarm: { enabled: true }", (5, 25), "needs `peer_fetch`"),
         (
             "peer_fetch: two_step\n    peer_fetch_max_per_worker: 2\n    prewarm: { enabled: true }",
             (6, 14),

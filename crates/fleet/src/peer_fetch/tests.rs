@@ -14,7 +14,7 @@ use super::*;
 use crate::Pool;
 use splitrail_workload::fetches::{FetchBooking, Prefix};
 
-const BOUNDS: FetchBounds = FetchBounds { min_tokens: 4, max_per_worker: 2, one_shot_within_ns: 0 };
+const BOUNDS: FetchBounds = FetchBounds { min_tokens: 4, max_per_worker: 2, ..FetchBounds::SINGLE };
 
 /// A pool of workers, the first of which holds three blocks of two tokens, and the blocks.
 fn pool(keys: &str) -> (Pool, [Arc<Worker>; 2], Vec<BlockHash>) {

@@ -44,6 +44,8 @@ pub enum NoTransfer {
     FlagAbsent,
     /// So much of the worker's KV cache is in use that its engine might preempt the leg.
     CacheFull,
+    /// With `auto`: no trial with the worker, or the other one, has succeeded yet.
+    Untried,
     /// The worker, or the other one, has failed in it lately.
     Cooldown,
     /// As many fetches as there may be are running on the worker, or on the other one.
@@ -108,6 +110,8 @@ impl ChosenLeg<'_> {
                 NoTransfer::CacheFull
             } else if is_full {
                 NoTransfer::Full
+            } else if bounds.needs_trial && !fetches.has_taken() {
+                NoTransfer::Untried
             } else if !is_allowed {
                 NoTransfer::Cooldown
             } else {
@@ -150,6 +154,8 @@ impl ChosenLeg<'_> {
                 NoTransfer::SourceUnavailable
             } else if holder.transfer.fetches.sending() >= bounds.max_per_worker {
                 NoTransfer::Full
+            } else if bounds.needs_trial && !holder.transfer.fetches.has_sent() {
+                NoTransfer::Untried
             } else if !holder.transfer.fetches.may_send(bounds, self.now) {
                 NoTransfer::Cooldown
             } else if is_short {

@@ -26,7 +26,7 @@ impl Pair {
             ..SimConfig::default()
         };
         change(&mut fetcher);
-        let owner = SimConfig { role: Role::Decode, peer_fetch: true, ..SimConfig::default() };
+        let owner = SimConfig { role: Role::Decode, ..SimConfig::default() };
         Self { owner: start(owner).await, fetcher: start(fetcher).await }
     }
 

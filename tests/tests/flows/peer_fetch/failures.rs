@@ -21,7 +21,6 @@ const LEASE_MS: u64 = 2_800;
 /// A cluster whose transfers take half a second.
 fn slow(prefill: usize) -> Spec {
     let engine = |_: &str, config: &mut SimConfig| {
-        config.peer_fetch = true;
         config.transfer_us_per_block = 20_000;
         config.lease_ms = LEASE_MS;
     };
@@ -162,7 +161,6 @@ async fn a_hand_off_that_may_have_arrived_is_not_sent_again() {
 #[tokio::test]
 async fn a_late_fetch_is_given_up_and_nothing_stays_held() {
     let engine = |_: &str, config: &mut SimConfig| {
-        config.peer_fetch = true;
         config.lease_ms = LEASE_MS;
     };
     let limit = "timeouts: { peer_fetch: 300ms }";

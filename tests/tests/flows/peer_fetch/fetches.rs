@@ -101,7 +101,7 @@ async fn every_endpoint_whose_tokens_are_known_fetches_the_same_prefix() {
 async fn the_steps_carry_the_salt_and_adapter_of_the_request() {
     let keys = format!("{EAGER}\nadapters: [my-lora]");
     let engine = |_: &str, config: &mut SimConfig| {
-        (config.peer_fetch, config.adapters) = (true, vec!["my-lora".into()]);
+        config.adapters = vec!["my-lora".into()];
     };
     let mut trial = Trial::start(Spec { model: keys, engine, ..spec(2, 1) }).await;
     let [mut first, mut second] = turns("s");
@@ -123,7 +123,6 @@ async fn the_steps_carry_the_salt_and_adapter_of_the_request() {
 async fn a_decode_worker_is_a_source_of_what_it_generated() {
     // Only the decode worker publishes events.
     let engine = |name: &str, config: &mut SimConfig| {
-        config.peer_fetch = true;
         if name.starts_with('p') {
             (config.kv_events_port, config.kv_replay_port) = (None, None);
         }
@@ -149,7 +148,6 @@ async fn a_decode_worker_is_a_source_of_what_it_generated() {
 async fn a_saturated_prefill_worker_is_relieved_by_one_that_fetches_from_it() {
     // Only prefill workers publish events.
     let engine = |name: &str, config: &mut SimConfig| {
-        config.peer_fetch = true;
         if name.starts_with('d') {
             (config.kv_events_port, config.kv_replay_port) = (None, None);
         }
@@ -176,7 +174,7 @@ async fn a_saturated_prefill_worker_is_relieved_by_one_that_fetches_from_it() {
 async fn twelve_requests_at_once_fetch_each_prefix_once_and_are_all_right() {
     let reference = Reference::start().await;
     let engine = |_: &str, config: &mut SimConfig| {
-        (config.peer_fetch, config.transfer_us_per_block) = (true, 2000);
+        config.transfer_us_per_block = 2000;
     };
     let keys = format!("{EAGER}\nqueue: none\npeer_fetch_max_per_worker: 8");
     let mut trial = Trial::start(Spec { model: keys, engine, ..spec(2, 2) }).await;

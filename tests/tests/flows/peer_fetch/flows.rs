@@ -65,7 +65,6 @@ async fn hold(trial: &mut Trial, first: &Value) {
 fn in_one_shot(spec: Spec) -> Spec {
     let model = spec.model.replace("two_step", "one_shot\nkv_load_failure_policy: fail");
     let engine = |_: &str, config: &mut SimConfig| {
-        config.peer_fetch = true;
         config.bidirectional_ttl_ms = Some(SHORT_LEASE.as_millis() as u64);
         config.lease_ms = 4 * SHORT_LEASE.as_millis() as u64;
     };

@@ -90,7 +90,6 @@ async fn prompts_whose_tokens_are_not_known_or_must_be_computed_fetch_nothing() 
 /// A cluster whose decode worker loses what it does not announce, with few blocks.
 fn forgetful(model: String, worker: fn(&str) -> &'static str) -> Spec {
     let engine = |name: &str, config: &mut SimConfig| {
-        config.peer_fetch = true;
         if name == "d0" {
             config.kv_blocks = 64;
         }
@@ -166,7 +165,6 @@ async fn a_source_that_knows_the_threshold_computes_nothing_that_it_has_lost() {
 async fn a_hand_off_that_does_not_fit_is_not_used() {
     // What the engine has staged it keeps until the lease ends.
     let engine = |_: &str, config: &mut SimConfig| {
-        config.peer_fetch = true;
         config.lease_ms = SHORT_LEASE.as_millis() as u64;
     };
     for (fault, expected) in [(FaultKind::NoHandOff, 0.0), (FaultKind::ShortHandOff, 1.0)] {
@@ -213,7 +211,6 @@ async fn a_worker_takes_part_in_no_more_fetches_than_it_may() {
 #[tokio::test]
 async fn a_hand_off_from_a_host_outside_the_fleet_is_sent_to_no_engine() {
     let engine = |_: &str, config: &mut SimConfig| {
-        config.peer_fetch = true;
         config.lease_ms = SHORT_LEASE.as_millis() as u64;
     };
     let mut trial = Trial::start(Spec { engine, ..spec(2, 1) }).await;

@@ -58,7 +58,6 @@ async fn a_dry_run_says_why_nothing_is_fetched() {
 #[tokio::test]
 async fn a_dry_run_says_why_a_fetch_takes_two_steps() {
     let engine = |name: &str, config: &mut SimConfig| {
-        config.peer_fetch = true;
         config.lease_ms = SHORT_LEASE.as_millis() as u64;
         if name == "p1" {
             config.bidirectional_ttl_ms = Some(SHORT_LEASE.as_millis() as u64);
@@ -116,7 +115,6 @@ async fn a_dry_run_says_why_nothing_is_read_back() {
 #[tokio::test]
 async fn a_read_that_is_too_dear_is_not_why_a_fetch_takes_two_steps() {
     let engine = |_: &str, config: &mut SimConfig| {
-        config.peer_fetch = true;
         config.bidirectional_ttl_ms = Some(480_000);
     };
     let model = EAGER.replace("two_step", "one_shot\nkv_load_failure_policy: fail");

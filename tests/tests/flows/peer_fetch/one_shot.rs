@@ -18,7 +18,6 @@ const EAGER: &str = "peer_fetch: one_shot\nkv_load_failure_policy: fail\npeer_fe
 
 /// Prefill engines have the flag; what engines keep for others is freed soon.
 fn flagged(name: &str, config: &mut SimConfig) {
-    config.peer_fetch = true;
     config.lease_ms = 4 * SHORT_LEASE.as_millis() as u64;
     if name.starts_with('p') {
         config.bidirectional_ttl_ms = Some(SHORT_LEASE.as_millis() as u64);

@@ -33,7 +33,7 @@ async fn no_more_tokens_are_taken_over_than_configured() {
 async fn prewarming_ends_when_its_time_is_over() {
     let mut trial = Trial::start(Spec {
         engine: |_, config: &mut SimConfig| {
-            (config.peer_fetch, config.transfer_us_per_block) = (true, 300_000);
+            config.transfer_us_per_block = 300_000;
             config.lease_ms = LEASE_MS;
         },
         model: spec("{ enabled: true, time_max: 300ms }").model,
@@ -68,7 +68,7 @@ async fn heat_slowly(trial: &mut Trial) {
 #[tokio::test]
 async fn a_full_cache_ends_it() {
     let engine = |name: &str, config: &mut SimConfig| {
-        (config.peer_fetch, config.lease_ms) = (true, LEASE_MS);
+        config.lease_ms = LEASE_MS;
         if name == "p1" {
             config.kv_blocks = 16;
         }
@@ -88,7 +88,7 @@ async fn a_full_cache_ends_it() {
 #[tokio::test]
 async fn one_fetch_at_a_time_is_possible_and_the_most_used_prefix_comes_first() {
     let engine = |_: &str, config: &mut SimConfig| {
-        (config.peer_fetch, config.transfer_us_per_block) = (true, 20_000);
+        config.transfer_us_per_block = 20_000;
         config.lease_ms = LEASE_MS;
     };
     let model = spec("{ enabled: true, link_share: 1, fetches_max: 1 }").model;

@@ -15,7 +15,7 @@ use super::{
 /// A cluster whose transfers take more than half a second.
 fn slow() -> Spec {
     let engine = |_: &str, config: &mut SimConfig| {
-        (config.peer_fetch, config.transfer_us_per_block) = (true, 60_000);
+        config.transfer_us_per_block = 60_000;
         config.lease_ms = 3000;
     };
     Spec { engine, ..eager() }
@@ -69,7 +69,7 @@ async fn a_worker_that_restarts_has_hot_prefixes_again_before_a_request_needs_th
 #[tokio::test]
 async fn a_worker_that_joins_takes_over_the_most_used_prefixes_of_all_namespaces() {
     let engine = |_: &str, config: &mut SimConfig| {
-        (config.peer_fetch, config.adapters) = (true, vec!["my-lora".into()]);
+        config.adapters = vec!["my-lora".into()];
     };
     let base = eager();
     let model = format!("{}\nadapters: [my-lora]", base.model);
@@ -113,7 +113,7 @@ async fn a_worker_that_joins_takes_over_the_most_used_prefixes_of_all_namespaces
 #[tokio::test]
 async fn prewarming_takes_two_steps_and_shows_which_engines_could_take_one_shot() {
     let engine = |name: &str, config: &mut SimConfig| {
-        (config.peer_fetch, config.lease_ms) = (true, LEASE_MS);
+        config.lease_ms = LEASE_MS;
         if name.starts_with('p') {
             config.bidirectional_ttl_ms = Some(LEASE_MS);
         }

@@ -37,7 +37,7 @@ async fn token_ids_are_in_no_log_metric_or_page() {
     write_tokenizer(folder.path()).unwrap();
     let mut engines = Vec::new();
     for role in [Role::Prefill, Role::Prefill, Role::Decode] {
-        let config = SimConfig { role, peer_fetch: true, ..SimConfig::default() };
+        let config = SimConfig { role, ..SimConfig::default() };
         engines.push(SimEngine::start(config).await.unwrap());
     }
     let worker = |(id, engine): (usize, &SimEngine)| {

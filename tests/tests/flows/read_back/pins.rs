@@ -1,7 +1,7 @@
 //! Pins that will not be read are released, and are bounded.
 
 use serde_json::{Value, json};
-use splitrail_sim::{FaultKind, SimConfig};
+use splitrail_sim::FaultKind;
 use splitrail_tests::Spec;
 use splitrail_tests::client::Client;
 use splitrail_tests::cluster::{eventually, metric_in};
@@ -133,10 +133,7 @@ async fn pins_of_the_last_replies_of_a_replaced_pool_are_freed() {
 /// The second step of a peer fetch leaves its prompt pinned, as any leg that takes a hand-off does.
 #[tokio::test]
 async fn a_pin_that_a_fetch_leaves_on_the_only_prefill_worker_is_freed_by_a_decode_worker() {
-    let engine = |name: &str, config: &mut SimConfig| {
-        bidirectional(name, config);
-        config.peer_fetch = true;
-    };
+    let engine = bidirectional;
     let fetching = "peer_fetch: two_step\npeer_fetch_min_tokens: 16";
     let costs = "costs: { fetch_base_ms: 0, prefill_us_per_token: 1000000 }";
     let model = format!("read_back: true\n{fetching}\n{costs}");

@@ -124,7 +124,6 @@ async fn a_slow_fetch_is_found_by_its_outcome() {
                 costs: { fetch_base_ms: 0, prefill_us_per_token: 1000000 }"
             .into(),
         engine: |name, config| {
-            config.peer_fetch = true;
             // It sends what `p1` fetches.
             if name == "d0" {
                 config.transfer_us_per_block = 500_000;

@@ -24,7 +24,7 @@ async fn takes_two_steps(trial: &mut Trial, salt: &str) {
 
 #[tokio::test]
 async fn an_engine_without_the_flag_gets_two_steps() {
-    let engine = |_: &str, config: &mut SimConfig| config.peer_fetch = true;
+    let engine = |_: &str, _: &mut SimConfig| {};
     let mut trial = Trial::start(Spec { engine, ..one_shot(2, 1) }).await;
     for salt in ["n", "m"] {
         takes_two_steps(&mut trial, salt).await;

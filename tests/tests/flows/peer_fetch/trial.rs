@@ -1,0 +1,51 @@
+//! `peer_fetch: auto`: workers fetch for clients after a trial.
+
+use serde_json::{Value, json};
+use splitrail_tests::cluster::eventually;
+use splitrail_tests::trial::COMPLETIONS;
+use splitrail_tests::{Spec, Trial};
+
+use super::{BLOCK, EAGER, cached, ended, held, recorded, served, spec, turns};
+
+/// Why the prefill worker of a prompt would fetch nothing.
+async fn no_fetch(trial: &Trial, body: &Value) -> Value {
+    let explained = trial.cluster.admin.post("/admin/explain", body).await.json();
+    let steps = explained["explanation"]["prompts"][0]["steps"].as_array().unwrap().clone();
+    steps.into_iter().find(|step| step["step"] == "prefill").unwrap()["no_fetch"].clone()
+}
+
+fn automatic() -> Spec {
+    let model = EAGER.replace("two_step", "auto") + "\ncanary: { enabled: true }";
+    Spec { model, ..spec(2, 1) }
+}
+
+#[tokio::test]
+async fn workers_that_pass_a_trial_fetch_by_default() {
+    let mut trial = Trial::start(automatic()).await;
+    let [first, second] = turns("auto");
+    let pair = held(&mut trial, &first).await;
+    eventually("trials have succeeded", async || no_fetch(&trial, &second).await.is_null()).await;
+    let reply = served(&mut trial, &second).await;
+    let fetch = recorded(&trial, &reply).await;
+    assert_eq!((&fetch["outcome"], &fetch["way"]), (&json!("fetched"), &json!("two_step")));
+    assert_eq!(reply.route("prefill"), Some(pair.other));
+    assert!(cached(&reply) >= BLOCK);
+    assert_eq!(ended(&trial, "fetched").await, 1.0, "trials are not counted");
+    trial.staged_blocks_are_freed().await;
+    trial.finish().await;
+}
+
+#[tokio::test]
+async fn workers_whose_trials_fail_serve_without_fetches() {
+    // These engines take nothing.
+    let engine = |_: &str, config: &mut splitrail_sim::SimConfig| config.peer_fetch = false;
+    let mut trial = Trial::start(Spec { engine, ..automatic() }).await;
+    let [first, second] = turns("unable");
+    held(&mut trial, &first).await;
+    assert_eq!(no_fetch(&trial, &second).await, "untried");
+    let reply = trial.post("ok", COMPLETIONS, &second).await;
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    assert_eq!(recorded(&trial, &reply).await, Value::Null);
+    trial.staged_blocks_are_freed().await;
+    trial.finish().await;
+}
