@@ -29,8 +29,10 @@ async fn ask(cluster: &Cluster, number: usize, mixed: bool) -> u16 {
     let body = chat(&text);
     if mixed && number.is_multiple_of(2) {
         let mut events = cluster.http.stream(CHAT, &streamed(&body)).await;
-        let _chunks = events.chunks().await;
-        return 200;
+        if events.status == 200 {
+            let _chunks = events.chunks().await;
+        }
+        return events.status.as_u16();
     }
     cluster.http.post(CHAT, &body).await.status.as_u16()
 }

@@ -2,7 +2,7 @@
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
-use splitrail_tests::client::{Client, streamed_text, whole_text};
+use splitrail_tests::client::{Client, Reply, streamed_text, whole_text};
 use splitrail_tests::cluster::{eventually, metric_in};
 use splitrail_tests::proc::open_files;
 use splitrail_tests::scripted_server::{STREAM_HEAD, ScriptedReply};
@@ -33,14 +33,12 @@ async fn batches_are_shed_by_their_prompts_and_other_clients_are_served() {
         let client = Client::new(solo.router.http);
         client.post_with(COMPLETIONS, &headers, body.to_string()).await
     };
-    let batches = join_all((0..30).map(ask));
+    // 80 of 90 are a single client's share: five batches.
+    let served = join_all((0..5).map(ask));
     let others = async {
-        // 80 of 90 are a single client's share: five batches.
-        eventually("the greedy client has its share", async || {
-            let shed = solo.metric("splitrail_shed_total", &[("reason", "fair_share")]).await;
-            shed >= 25.0 && solo.post.open() >= 5 * PROMPTS
-        })
-        .await;
+        eventually("the greedy client has its share", async || solo.post.open() == 5 * PROMPTS)
+            .await;
+        let shed = join_all((0..25).map(ask)).await;
         let legs = solo.post.heard().iter().filter(|heard| heard.is_inference()).count();
         assert_eq!(legs, 5 * PROMPTS, "no leg of a batch that was shed was sent");
         let taken = open_files(solo.router.pid()).saturating_sub(files);
@@ -52,12 +50,14 @@ async fn batches_are_shed_by_their_prompts_and_other_clients_are_served() {
             assert_eq!(reply.status, 200, "{}", reply.text());
         }
         solo.post.release();
+        shed
     };
-    let (replies, ()) = futures_util::future::join(batches, others).await;
-    let of = |status: u16| replies.iter().filter(|reply| reply.status == status).count();
-    assert_eq!((of(200), of(429)), (5, 25));
-    let shed = replies.iter().filter(|reply| reply.status == 429);
-    assert!({ shed }.all(|reply| !reply.header("retry-after").is_empty()));
+    let (served, shed) = futures_util::future::join(served, others).await;
+    assert!(served.iter().all(|reply| reply.status == 200));
+    let is_shed = |reply: &Reply| reply.status == 429 && !reply.header("retry-after").is_empty();
+    assert!(shed.iter().all(is_shed));
+    let shed = [("reason", "fair_share")];
+    assert_eq!(solo.metric("splitrail_shed_total", &shed).await, 25.0);
     // All places are free again.
     eventually("a batch finds room", async || ask(30).await.status == 200).await;
 }
