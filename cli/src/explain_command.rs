@@ -75,9 +75,14 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<String, Failure> {
         not_asked.iter().for_each(|line| print_error(line));
         return Ok(format!("{reply:#}"));
     }
+    Ok([&[explanation_text(&reply)], &not_asked[..]].concat().join("\n"))
+}
+
+/// A reply of `POST /admin/explain` as text for the terminal.
+pub(crate) fn explanation_text(reply: &Value) -> String {
     let mut text = String::new();
-    table::write(&mut text, &reply, Layout { paint: Paint::of_stdout(), width: terminal_width() });
-    Ok([&[text.trim_end().to_owned()], &not_asked[..]].concat().join("\n"))
+    table::write(&mut text, reply, Layout { paint: Paint::of_stdout(), width: terminal_width() });
+    text.trim_end().to_owned()
 }
 
 /// The columns of the terminal; `None` if the output goes elsewhere.

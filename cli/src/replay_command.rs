@@ -4,14 +4,17 @@ use std::fs::File;
 use std::io::{BufReader, Write};
 use std::path::{Path, PathBuf};
 
-use splitrail_config::model::PeerFetch;
+use serde_json::json;
 use splitrail_config::{Flow, HitThreshold, Parts, Role};
 use splitrail_policy::threshold::DEFAULT_THRESHOLD_RATIO;
+use splitrail_replay::placement::PlacementRecord;
 use splitrail_replay::{
     Entry, FetchBounds, NamedPolicy, PolicyReport, compare, cost_model, svg, sweep, table, trace,
 };
-use splitrail_settings::command::{Failure, exit, print_line};
+use splitrail_settings::command::{Failure, exit, print_error, print_line};
+use splitrail_sim::cluster::{SimulationResult, Workload};
 
+use crate::explain_command::explanation_text;
 use crate::progress::{ProgressBar, write_file};
 
 mod args;
@@ -43,9 +46,15 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     let mut reports = Vec::with_capacity(entries.len());
     // Two outcomes of the same traffic are compared.
     let mut outcomes = Vec::new();
+    let mut explained = Vec::new();
     for (i, entry) in entries.iter().enumerate() {
         let before = i * workload.requests().len();
-        let (outcome, report) = entry.serve(&workload, &mut |count| bar.at(before + count));
+        let mut record = PlacementRecord::of(args.explain);
+        let mut watch = |count| bar.at(before + count);
+        let (outcome, report) = entry.serve_recording(&workload, &mut record, &mut watch);
+        if let Some(request) = args.explain {
+            explained.push(explain(request, &workload, &outcome, &report.policy, record));
+        }
         if let Some(path) = &args.dump {
             let path = if entries.len() == 1 { path.clone() } else { numbered(path, i) };
             write_file(&path, |out| outcome.dump(out))?;
@@ -59,7 +68,48 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     if let [first, second] = &outcomes[..] {
         reports[1].differences = Some(compare::compare(&workload, first, second));
     }
-    write_reports(args, &reports)
+    write_reports(args, &reports)?;
+    // Standard output is JSON alone.
+    let is_json = args.json.as_ref().is_some_and(|path| path.as_os_str() == "-");
+    for text in &explained {
+        if is_json { print_error(text) } else { print_line(text)? }
+    }
+    Ok(())
+}
+
+/// Why a request of the trace was placed where it was.
+fn explain(
+    request: usize,
+    workload: &Workload,
+    outcome: &SimulationResult,
+    policy: &str,
+    record: PlacementRecord,
+) -> String {
+    let title = format!("\nrequest {request} under {policy}: ");
+    let Some(row) = outcome.rows.get(request) else {
+        return format!("{title}the trace has {} requests", outcome.rows.len());
+    };
+    let Some(mut placement) = record.into_placement() else {
+        let why = match (row.rejected, row.prefill_worker) {
+            (true, _) => "refused",
+            (false, None) => "its decode worker computed the prompt",
+            (false, Some(_)) => "only policies of a configuration can be explained",
+        };
+        return format!("{title}{why}");
+    };
+    let worker = row.prefill_worker.map(|worker| format!("p{worker}"));
+    let decision = json!({
+        "outcome": "ok",
+        "prompt_blocks": workload.requests()[request].blocks,
+        "prefill_worker": worker,
+        "decode_worker": row.decode_worker.map(|worker| format!("d{worker}")),
+        "ttft_ms": row.ttft_ns() as f64 / 1e6,
+        "candidates": placement["candidates"].take(),
+    });
+    let choices = json!([{ "leg": "prefill", "chosen": worker }]);
+    let cost_unit = placement["cost_unit"].take();
+    let one = json!({ "cost_unit": cost_unit, "choices": choices, "decision": decision });
+    title + &explanation_text(&json!({ "decisions": [one] }))
 }
 
 fn write_reports(args: &ReplayArgs, reports: &[PolicyReport]) -> Result<(), Failure> {
@@ -170,7 +220,7 @@ fn configuration(
         decode: count(|role| role != Role::Prefill),
         local,
         queue: found.queue.map(Into::into),
-        fetches: (found.peer_fetch != PeerFetch::Off).then_some(FetchBounds {
+        fetches: found.fetches_prefixes().then_some(FetchBounds {
             min_tokens: found.peer_fetch_min_tokens,
             max_per_worker: found.peer_fetch_max_per_worker,
         }),

@@ -26,6 +26,9 @@ pub(crate) struct UsageArgs {
     /// Counts requests that ended within this time, for example `1d`, `12h` or `30m`.
     #[arg(long, value_parser = period)]
     since: Option<Duration>,
+    /// Sums the requests of each session apart, those without one together.
+    #[arg(long)]
+    by_session: bool,
     /// Prints JSON.
     #[arg(long)]
     json: bool,
@@ -38,6 +41,8 @@ struct Line {
     lost_records: u64,
     #[serde(default)]
     tenant: Option<String>,
+    #[serde(default)]
+    session: Option<String>,
     #[serde(default)]
     model: String,
     #[serde(default)]
@@ -94,7 +99,7 @@ impl Line {
     }
 }
 
-/// The sums of one tenant and model.
+/// The sums of one tenant and model, or of one session of them.
 #[derive(Default, Serialize)]
 struct Sums {
     /// Requests that ended with `ok`.
@@ -113,7 +118,9 @@ struct Sums {
 /// All sums.
 #[derive(Default)]
 struct Usage {
-    sums: BTreeMap<(Option<String>, String), Sums>,
+    /// By tenant, model and session.
+    sums: BTreeMap<(Option<String>, String, Option<String>), Sums>,
+    is_by_session: bool,
     lost_records: u64,
     unreadable_lines: u64,
 }
@@ -124,7 +131,7 @@ struct Usage {
 /// A ledger file cannot be read; the message names it.
 pub(crate) fn run(args: &UsageArgs) -> Result<String, String> {
     let since_ms = args.since.map_or(0, |since| unix_ms().saturating_sub(since.as_millis() as u64));
-    let mut usage = Usage::default();
+    let mut usage = Usage { is_by_session: args.by_session, ..Usage::default() };
     let mut known = HashSet::new();
     for ledger in &args.ledger {
         for (path, file) in files::open(ledger, &mut known)? {
@@ -174,7 +181,9 @@ impl Usage {
         let prompt_tokens = || line.known(|prompt| of_prompt(prompt, prompt.prompt_tokens));
         let cached_tokens = || line.known(|prompt| of_prompt(prompt, prompt.cached_tokens));
         let completion_tokens = || line.known(|prompt| prompt.completion_tokens);
-        let sums = self.sums.entry((line.tenant.clone(), line.model.clone())).or_default();
+        let session = line.session.clone().filter(|_| self.is_by_session);
+        let key = (line.tenant.clone(), line.model.clone(), session);
+        let sums = self.sums.entry(key).or_default();
         match line.outcome.as_str() {
             "ok" => sums.requests += 1,
             _ => sums.other_requests += 1,
@@ -187,8 +196,11 @@ impl Usage {
     }
 
     fn to_json(&self) -> String {
-        let rows = self.sums.iter().map(|((tenant, model), sums)| {
-            let mut row = json!({ "tenant": tenant, "model": model });
+        let rows = self.sums.iter().map(|((tenant, model, session), sums)| {
+            let mut row = match self.is_by_session {
+                true => json!({ "tenant": tenant, "model": model, "session": session }),
+                false => json!({ "tenant": tenant, "model": model }),
+            };
             if let (Some(row), Ok(sums)) = (row.as_object_mut(), serde_json::to_value(sums)) {
                 row.extend(sums.as_object().cloned().unwrap_or_default());
             }
@@ -204,8 +216,9 @@ impl Usage {
     }
 
     fn to_table(&self) -> String {
+        // Session ids are long, so they are last.
         let mut table = format!(
-            "{:<20} {:<24} {:>10} {:>8} {:>14} {:>14} {:>14} {:>12}\n",
+            "{:<20} {:<24} {:>10} {:>8} {:>14} {:>14} {:>14} {:>12}{}\n",
             "tenant",
             "model",
             "requests",
@@ -213,18 +226,21 @@ impl Usage {
             "prompt",
             "of it cached",
             "completion",
-            "wasted"
+            "wasted",
+            if self.is_by_session { "  session" } else { "" },
         );
-        for ((tenant, model), sums) in &self.sums {
+        for ((tenant, model, session), sums) in &self.sums {
+            let session = session.as_deref().map(|session| format!("  {session}"));
             let tenant = tenant.as_deref().unwrap_or("-");
             table += &format!(
-                "{tenant:<20} {model:<24} {:>10} {:>8} {:>14} {:>14} {:>14} {:>12}\n",
+                "{tenant:<20} {model:<24} {:>10} {:>8} {:>14} {:>14} {:>14} {:>12}{}\n",
                 sums.requests,
                 sums.other_requests,
                 sums.prompt_tokens,
                 sums.cached_tokens,
                 sums.completion_tokens,
                 sums.wasted_prompt_tokens,
+                session.unwrap_or_default(),
             );
         }
         let incomplete: u64 = self.sums.values().map(|sums| sums.incomplete_requests).sum();

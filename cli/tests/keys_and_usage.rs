@@ -112,6 +112,7 @@ fn usage_sums_the_ledger_and_its_rotated_files() {
         let counts = |tokens: u64| if outcome == "ok" { json!(tokens) } else { Value::Null };
         let line = json!({
             "version": 1, "request_id": "r", "tenant": tenant, "model": "m", "endpoint": "chat",
+            "session": if ended_unix_ms == 1 { json!("s-1") } else { Value::Null },
             "flow": "aggregated", "outcome": outcome, "arrived_unix_ms": 1,
             "ended_unix_ms": ended_unix_ms, "prompt_tokens": counts(100), "cached_tokens": counts(16),
             "completion_tokens": counts(4), "wasted_prompt_tokens": 0, "told": null, "prompts": [],
@@ -159,6 +160,15 @@ fn usage_sums_the_ledger_and_its_rotated_files() {
     assert_eq!(all["usage"][0]["tenant"], Value::Null);
     assert_eq!((&all["lost_records"], &all["unreadable_lines"]), (&json!(3), &json!(1)));
     assert_eq!(sums(&["--since", "1d"])["usage"][2]["requests"], 2, "an old request");
+    let apart = sums(&["--by-session"]);
+    let row = |row: &Value| (row["session"].clone(), row["prompt_tokens"].clone());
+    let rows = apart["usage"].as_array().unwrap().iter().filter(|row| row["tenant"] == "acme");
+    assert_eq!(
+        rows.map(row).collect::<Vec<_>>(),
+        [(Value::Null, json!(200)), (json!("s-1"), json!(100))]
+    );
+    let table = run(&["usage", "--ledger", text(&ledger), "--by-session"]).1;
+    assert!(table.lines().any(|line| line.ends_with("  s-1")), "{table}");
     assert!(run(&["usage", "--ledger", text(&ledger)]).1.contains("3 records are missing"));
     assert_eq!(run(&["usage", "--ledger", "/nonexistent"]).0, 66);
     assert_eq!(run(&["usage", "--ledger", text(&ledger), "--since", "soon"]).0, 64);

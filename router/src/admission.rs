@@ -85,7 +85,9 @@ impl Admission {
             FairBy::None {} => None,
             FairBy::Address {} => Some(self.of_address(peer)),
             FairBy::Session {} => Some(match session(headers) {
-                Some(session) => ClientShare { number: self.hasher.hash_one(session), weight: 1.0 },
+                Some(session) => {
+                    ClientShare { number: self.number_of_session(session), weight: 1.0 }
+                }
                 None => self.of_address(peer),
             }),
             FairBy::Header { name } => {
@@ -93,6 +95,11 @@ impl Admission {
                 Some(ClientShare { number, weight: 1.0 })
             }
         }
+    }
+
+    /// The number that stands for a session.
+    pub fn number_of_session(&self, session: &str) -> u64 {
+        self.hasher.hash_one(session)
     }
 
     /// The client that an address stands for.

@@ -137,7 +137,9 @@ fn reads(seen: &Value) -> String {
 
 /// The age of the index, from a condition or from a candidate of a past decision.
 fn age(condition: &Value) -> String {
-    let age = match condition["index_age_ms"].as_u64() {
+    // A replay has no events.
+    let Some(age_ms) = condition.get("index_age_ms") else { return String::new() };
+    let age = match age_ms.as_u64() {
         Some(ms) => format!("heard {ms} ms ago"),
         None => "never heard".to_owned(),
     };

@@ -226,7 +226,10 @@ fn line(out: &mut String, lead: &str, fields: &[(&str, &Value)]) {
     let told = fields.iter().filter(|(_, value)| !value.is_null());
     let told =
         told.map(|(key, value)| format!("{} {}", word(&key.replace('_', " ")), figure(value)));
-    push(out, &format!("{lead}{}", told.collect::<Vec<_>>().join(", ")));
+    let told: Vec<_> = told.collect();
+    if !told.is_empty() {
+        push(out, &format!("{lead}{}", told.join(", ")));
+    }
 }
 
 fn list(value: &Value) -> &[Value] {

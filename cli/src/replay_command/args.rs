@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use splitrail_policy::queue::QueueConfig;
-use splitrail_replay::{FetchBounds, Model, Scenario};
+use splitrail_replay::{FetchBounds, Model, Scenario, coefficients};
 use splitrail_sim::cluster::{ClusterConfig, CostModel, InsertAt};
 
 /// Runs a trace on a simulated cluster, in virtual time. Several policies or configurations give
@@ -89,6 +89,13 @@ pub(crate) struct ReplayArgs {
     /// `predicted_ttft`. By default as configured (`peer_fetch`).
     #[arg(long)]
     fetch: bool,
+    /// The router learns the speed of the workers, from the configured or default costs on, while the
+    /// cost options say how fast the workers are.
+    #[arg(long)]
+    learn: bool,
+    /// Also says why the request at this position of the trace, from 0, was placed where it was.
+    #[arg(long, value_name = "N")]
+    pub(crate) explain: Option<usize>,
     /// Also reports where cache hits were lost.
     #[arg(long)]
     pub(crate) losses: bool,
@@ -171,6 +178,7 @@ impl ReplayArgs {
             ModelArg::Reference => Model::Reference.cluster(),
             ModelArg::Engine => Model::Engine.cluster(),
         };
+        let assumed = configured.cost.unwrap_or(base.cost);
         let local = self.local.or(configured.local);
         let workers = |told: Option<u32>, count: Option<usize>, default| {
             told.map(|workers| workers as usize).or(count).unwrap_or(default)
@@ -195,7 +203,7 @@ impl ReplayArgs {
             interference: self.kappa.unwrap_or(base.interference),
             kv_capacity_tokens: self.cost.kv_capacity.unwrap_or(base.kv_capacity_tokens),
             max_batch: self.cost.max_batch.unwrap_or(base.max_batch),
-            cost: self.cost(configured.cost.unwrap_or(base.cost)),
+            cost: self.cost(assumed),
             ..base
         };
         Scenario {
@@ -211,7 +219,12 @@ impl ReplayArgs {
             auto_tbt_goal_ms: (local == Some(LocalShare::Auto)).then_some(self.tbt_goal),
             fetches: configured.fetches.or(self.fetch.then_some(FetchBounds::NONE)),
             seed: self.seed,
-            ..Scenario::default()
+            learns: self.learn,
+            assumed_coefficients: if self.learn {
+                vec![coefficients(&assumed)]
+            } else {
+                Vec::new()
+            },
         }
     }
 

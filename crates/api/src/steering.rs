@@ -35,6 +35,8 @@ pub struct Urgency {
     pub class: i32,
     /// The client whose share of the queue the request counts towards.
     pub client: ClientShare,
+    /// A number for the session of the client; 0 if it names none.
+    pub session: u64,
     /// When the first token should arrive.
     pub deadline: Option<Instant>,
 }
@@ -77,19 +79,20 @@ impl Steering {
     }
 
     /// The urgency of the request in the model's queue. The priority is limited to the model's
-    /// `queue.priority_max`, and to `priority_max` of the client's tenant.
+    /// `queue.priority_max`, and to `priority_max` of the client's tenant. The
+    /// client's share of the queue is divided among its sessions.
     pub fn urgency(
         self,
         model: &Model,
         arrived: Instant,
-        client: ClientShare,
+        (client, session): (ClientShare, u64),
         priority_max: Option<i32>,
     ) -> Urgency {
         let most = model.queue.map_or(0, |queue| queue.priority_max);
         let most = priority_max.map_or(most, |of_tenant| of_tenant.min(most));
         let deadline = self.ttft_ms.map(|ms| arrived + Duration::from_millis(ms.into()));
         let class = self.priority.unwrap_or(0).min(most);
-        Urgency { arrived, class, client, deadline }
+        Urgency { arrived, class, client, session, deadline }
     }
 
     /// The flow of the request: the requested one, or the model's.

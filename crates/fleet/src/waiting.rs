@@ -17,7 +17,7 @@ use super::exclusion::Exclusion;
 use super::pool::{CandidateQuery, Pool};
 use super::roster::Roster;
 use splitrail_api::steering::Urgency;
-use splitrail_policy::queue::{Item, Queue, QueueConfig, QueueRefusal, Ticket, View};
+use splitrail_policy::queue::{Item, Payer, Queue, QueueConfig, QueueRefusal, Ticket, View};
 use splitrail_policy::{Candidate, Choice, Leg, Location, Policy, Query, Source};
 use splitrail_workload::booking::Booking;
 use splitrail_workload::clock::ns_since;
@@ -218,8 +218,11 @@ impl WaitingQueues {
             key: Arc::new(Waiter { asked, reply: Mutex::new(Some(reply)) }),
             arrival_ns: ns_since(self.epoch, urgency.arrived),
             class: urgency.class,
-            tenant: urgency.client.number,
-            tenant_weight: urgency.client.weight,
+            payer: Payer {
+                tenant: urgency.client.number,
+                tenant_weight: urgency.client.weight,
+                session: urgency.session,
+            },
             deadline_ns: urgency.deadline.map(|at| ns_since(self.epoch, at)),
             query,
         };
@@ -387,7 +390,8 @@ mod tests {
             sharing: Default::default(),
         };
         let arrived = Instant::now();
-        let urgency = Urgency { arrived, class: 0, client: ClientShare::EVERYONE, deadline: None };
+        let client = ClientShare::EVERYONE;
+        let urgency = Urgency { arrived, class: 0, client, session: 0, deadline: None };
         PlacementRequest {
             leg,
             hashes: Arc::default(),

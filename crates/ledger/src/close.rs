@@ -246,6 +246,7 @@ mod tests {
             let ended = RequestFacts {
                 request_id: "r",
                 tenant: Some(tenant),
+                session: None,
                 model: "m",
                 endpoint: "completions",
                 flow: "aggregated",

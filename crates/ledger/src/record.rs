@@ -22,6 +22,9 @@ pub struct RequestRecord {
     pub request_id: String,
     /// The tenant of the request; `None` if the router has no tenants.
     pub tenant: Option<String>,
+    /// The session that the client names.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub session: Option<String>,
     /// The model's configured name.
     pub model: String,
     /// `chat`, `completions` or `generate`.
@@ -264,6 +267,8 @@ pub struct RequestFacts<'a> {
     pub request_id: &'a str,
     /// The tenant of the request; `None` if the router has no tenants.
     pub tenant: Option<LabelledTenant<'a>>,
+    /// The session that the client names.
+    pub session: Option<&'a str>,
     /// The model's configured name.
     pub model: &'a str,
     /// The value of the metrics' label `endpoint`.
@@ -296,6 +301,7 @@ impl RequestRecord {
             version: Self::VERSION,
             request_id: ended.request_id.to_owned(),
             tenant: ended.tenant.map(|tenant| tenant.name.to_owned()),
+            session: ended.session.map(str::to_owned),
             model: ended.model.to_owned(),
             endpoint: ended.endpoint,
             flow: ended.flow,
@@ -392,6 +398,7 @@ mod tests {
         let ended = RequestFacts {
             request_id: "r",
             tenant: None,
+            session: None,
             model: "m",
             endpoint: "completions",
             flow: "aggregated",

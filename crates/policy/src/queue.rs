@@ -4,8 +4,8 @@
 //! shorter request comes, or when another worker is free sooner. Therefore requests are held here,
 //! and each is bound to a worker only when that worker is about to run out of work (late binding).
 //!
-//! **Order.** Higher classes come first; then tenants that are not ahead of others; then requests
-//! that would miss a deadline that can still be met; then the shortest predicted prefill. The gain:
+//! **Order.** Higher classes come first; then tenants that are not ahead of others, and of each
+//! tenant the sessions that are not ahead of its others; then requests that would miss a deadline that can still be met; then the shortest predicted prefill. The gain:
 //! at the load where a queue in order of arrival waits 3.6 s on average, this queue waits 2 s.
 //!
 //! **No starvation.** A share of the released work, a tenth by default, belongs to the request that
@@ -39,8 +39,9 @@ use crate::choose::Choice;
 use crate::fetch::Source;
 use crate::index::WorkerIndex;
 use crate::load::load_seconds;
-use fair::TenantWork;
+use fair::ReceivedWork;
 
+pub use fair::Payer;
 pub use goal::QueueRefusal;
 pub(crate) use plan::FETCH_LEAD_NS;
 
@@ -111,10 +112,8 @@ pub struct Item<T> {
     /// The priority class; higher classes are served first. The caller decides who may use which
     /// class.
     pub class: i32,
-    /// The tenant to which the request is charged.
-    pub tenant: u64,
-    /// The tenant's share of the fleet relative to other tenants; above 0.
-    pub tenant_weight: f64,
+    /// Whom the request counts for.
+    pub payer: Payer,
     /// The time by which the first token should arrive.
     pub deadline_ns: Option<u64>,
     /// The query for the policy.
@@ -187,7 +186,7 @@ pub struct Queue<T> {
     next_number: u64,
     /// The credit of the oldest request, in milliseconds of prefill.
     credit_ms: f64,
-    fair: TenantWork,
+    received: ReceivedWork,
     /// The position at which the next refresh of estimates continues.
     refreshed: usize,
 }
@@ -210,7 +209,7 @@ impl<T> Queue<T> {
             waiting: Vec::new(),
             next_number: 0,
             credit_ms: 0.0,
-            fair: TenantWork::default(),
+            received: ReceivedWork::default(),
             refreshed: 0,
         }
     }
@@ -245,7 +244,7 @@ impl<T> Queue<T> {
         let item = self.check_goal(item, prefill_ms, now_ns, &candidates)?;
         let number = self.next_number;
         self.next_number += 1;
-        self.fair.joined(item.tenant);
+        self.received.joined(item.payer);
         self.waiting.push(WaitingItem { item, number, prefill_ms, waits_until_ns: None });
         Ok(Ticket(number))
     }
@@ -254,7 +253,7 @@ impl<T> Queue<T> {
     pub fn remove(&mut self, ticket: Ticket) -> Option<Item<T>> {
         let place = self.waiting.iter().position(|entry| entry.number == ticket.0)?;
         let entry = self.waiting.swap_remove(place);
-        self.fair.left(entry.item.tenant);
+        self.received.left(entry.item.payer);
         self.settle();
         Some(entry.item)
     }
@@ -278,7 +277,7 @@ impl<T> Queue<T> {
     fn settle(&mut self) {
         if self.waiting.is_empty() {
             self.credit_ms = 0.0;
-            self.fair = TenantWork::default();
+            self.received = ReceivedWork::default();
         }
     }
 }

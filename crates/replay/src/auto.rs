@@ -12,6 +12,7 @@ use splitrail_sim::cluster::{Cluster, Decision, Peer, Router};
 
 use crate::feed::Feed;
 use crate::fetches::number;
+use crate::placement::PlacementRecord;
 
 /// A router that reports what it knows of the prefill workers.
 pub trait PrefillView: Router {
@@ -26,6 +27,9 @@ pub trait PrefillView: Router {
 
     /// What the router knows of the cluster.
     fn feed(&mut self, cluster: &Cluster<'_>) -> &mut Feed;
+
+    /// Where the placement that is asked for is kept.
+    fn placement_record(&mut self) -> &mut PlacementRecord;
 }
 
 /// Applies the learned threshold first, and a policy to requests that are prefilled remotely.
@@ -66,6 +70,11 @@ impl<R: PrefillView> AutoRouter<R> {
             decode: Vec::new(),
             gone: HashMap::new(),
         }
+    }
+
+    /// The policy.
+    pub fn policy(&mut self) -> &mut R {
+        &mut self.policy
     }
 
     /// What has been learned.

@@ -8,6 +8,7 @@ use splitrail_sim::cluster::{Cluster, Decision, Placement, Router};
 use crate::auto::PrefillView;
 use crate::feed::Feed;
 use crate::fetches::FetchBounds;
+use crate::placement::PlacementRecord;
 use crate::published::{PublishedPolicy, VisibleBlocks};
 
 /// A policy that places requests.
@@ -57,6 +58,7 @@ pub struct PolicyRouter {
     sources: Vec<Source>,
     /// The last decision.
     last: ChosenWorker,
+    placement_record: PlacementRecord,
 }
 
 impl PolicyRouter {
@@ -74,6 +76,7 @@ impl PolicyRouter {
             candidates: Vec::new(),
             sources: Vec::new(),
             last: ChosenWorker::default(),
+            placement_record: PlacementRecord::default(),
         }
     }
 
@@ -110,11 +113,9 @@ impl PolicyRouter {
             Chooser::Configured(policy) => {
                 self.draws = draws;
                 let choice = pick(policy, &self.candidates, &self.sources, query);
-                choice.map_or(ChosenWorker::default(), |choice| ChosenWorker {
-                    index: choice.index,
-                    fetch_blocks: 0,
-                    plan: choice.fetch(),
-                })
+                let Some(choice) = choice else { return ChosenWorker::default() };
+                self.placement_record.note(request, policy, &choice, &self.candidates);
+                ChosenWorker { index: choice.index, fetch_blocks: 0, plan: choice.fetch() }
             }
         }
     }
@@ -151,6 +152,10 @@ impl PrefillView for PolicyRouter {
 
     fn feed(&mut self, cluster: &Cluster<'_>) -> &mut Feed {
         Self::feed(self, cluster)
+    }
+
+    fn placement_record(&mut self) -> &mut PlacementRecord {
+        &mut self.placement_record
     }
 }
 

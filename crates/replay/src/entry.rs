@@ -3,6 +3,7 @@
 use splitrail_sim::cluster::{SimulationResult, Workload};
 
 use crate::named::NamedPolicy;
+use crate::placement::PlacementRecord;
 use crate::report::PolicyReport;
 use crate::scenario::Scenario;
 
@@ -23,7 +24,17 @@ impl Entry {
         workload: &Workload,
         watch: &mut dyn FnMut(usize),
     ) -> (SimulationResult, PolicyReport) {
-        let outcome = self.scenario.run(workload, &self.policy, watch);
+        self.serve_recording(workload, &mut PlacementRecord::default(), watch)
+    }
+
+    /// Serves the trace as [`serve`](Self::serve) does, and records a placement.
+    pub fn serve_recording(
+        &self,
+        workload: &Workload,
+        record: &mut PlacementRecord,
+        watch: &mut dyn FnMut(usize),
+    ) -> (SimulationResult, PolicyReport) {
+        let outcome = self.scenario.run_recording(workload, &self.policy, record, watch);
         let load = self.scenario.utilisation;
         let report =
             PolicyReport { load, ..PolicyReport::new(&self.policy.name, workload, &outcome) };

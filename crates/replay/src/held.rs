@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use splitrail_policy::learn::{Learner, UsualScales};
-use splitrail_policy::queue::{Item, Queue, QueueConfig, View, shortest_prefill_ms};
+use splitrail_policy::queue::{Item, Payer, Queue, QueueConfig, View, shortest_prefill_ms};
 use splitrail_policy::{Candidate, Coefficients, FetchPlan, Policy, Source, mix};
 use splitrail_sim::cluster::{Cluster, Decision, Peer, Router};
 
@@ -12,6 +12,7 @@ use crate::auto::PrefillView;
 use crate::driver::local_worker;
 use crate::feed::Feed;
 use crate::fetches::FetchBounds;
+use crate::placement::PlacementRecord;
 use crate::published::VisibleBlocks;
 
 /// Holds requests, and places them by a policy.
@@ -32,6 +33,7 @@ pub struct HeldRouter {
     /// When the next round is due, if workers fetch: a fetch begins before its worker is free.
     due_ns: Option<u64>,
     seed: u64,
+    placement_record: PlacementRecord,
 }
 
 /// What is known of the prefill workers.
@@ -72,6 +74,7 @@ impl HeldRouter {
             due: false,
             due_ns: None,
             seed,
+            placement_record: PlacementRecord::default(),
         }
     }
 
@@ -107,6 +110,9 @@ impl HeldRouter {
         let round =
             self.queue.round(cluster.now_ns(), &self.policy, &mut QueueView { cluster, state });
         self.due_ns = round.due_ns.filter(|_| self.fetches.is_some());
+        for release in &round.releases {
+            self.placement_record.note_release(&self.policy, release);
+        }
         let placed = round.releases.into_iter();
         self.released.extend(
             placed.map(|one| (one.item.key, one.candidates[one.choice.index], one.choice.fetch())),
@@ -193,6 +199,10 @@ impl PrefillView for HeldRouter {
     fn feed(&mut self, cluster: &Cluster<'_>) -> &mut Feed {
         &mut self.state(cluster).feed
     }
+
+    fn placement_record(&mut self) -> &mut PlacementRecord {
+        &mut self.placement_record
+    }
 }
 
 impl Router for HeldRouter {
@@ -209,8 +219,7 @@ impl Router for HeldRouter {
             key: request,
             arrival_ns: now_ns,
             class: 0,
-            tenant: 0,
-            tenant_weight: 1.0,
+            payer: Payer::EVERYONE,
             deadline_ns: None,
             query,
         };

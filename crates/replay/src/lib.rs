@@ -16,6 +16,7 @@ pub mod held;
 pub mod loss;
 pub mod named;
 pub mod oracle;
+pub mod placement;
 pub mod preset;
 pub mod published;
 pub mod report;

@@ -13,6 +13,7 @@ use crate::fetches::FetchBounds;
 use crate::held::HeldRouter;
 use crate::named::{NamedPolicy, ReplayPolicy};
 use crate::oracle::OracleRouter;
+use crate::placement::PlacementRecord;
 use crate::published::PublishedPolicy;
 
 /// How a trace is served, except for the policy.
@@ -132,12 +133,23 @@ impl Scenario {
         policy: &NamedPolicy,
         watch: &mut dyn FnMut(usize),
     ) -> SimulationResult {
+        self.run_recording(workload, policy, &mut PlacementRecord::default(), watch)
+    }
+
+    /// Serves the trace as [`run`](Self::run) does, and records a placement.
+    pub fn run_recording(
+        &self,
+        workload: &Workload,
+        policy: &NamedPolicy,
+        record: &mut PlacementRecord,
+        watch: &mut dyn FnMut(usize),
+    ) -> SimulationResult {
         let arrivals_ns = self.arrivals_ns(workload);
         let mut serve = |config: &ClusterConfig, chooser| {
             let router = PolicyRouter::new(chooser, self.assumed_coefficients(), self.seed)
                 .fetching(self.fetches)
                 .with_local_threshold(self.local_threshold);
-            self.run_router(workload, &arrivals_ns, config, router, watch)
+            self.run_router(workload, &arrivals_ns, config, router, record, watch)
         };
         match &policy.kind {
             ReplayPolicy::Published(published) => {
@@ -153,7 +165,7 @@ impl Scenario {
                         .learning(self.learns)
                         .fetching(self.fetches)
                         .with_local_threshold(self.local_threshold);
-                self.run_router(workload, &arrivals_ns, &self.cluster, router, watch)
+                self.run_router(workload, &arrivals_ns, &self.cluster, router, record, watch)
             }
             // If iterations mix requests, no projection is exact: uses the most similar policy that
             // needs none.
@@ -181,17 +193,23 @@ impl Scenario {
         arrivals_ns: &[u64],
         config: &ClusterConfig,
         mut router: R,
+        record: &mut PlacementRecord,
         watch: &mut dyn FnMut(usize),
     ) -> SimulationResult {
+        *router.placement_record() = std::mem::take(record);
         let Some(tbt_goal_ms) = self.auto_tbt_goal_ms else {
-            return cluster::run(workload, arrivals_ns, config, &mut router, watch);
+            let result = cluster::run(workload, arrivals_ns, config, &mut router, watch);
+            *record = std::mem::take(router.placement_record());
+            return result;
         };
         // An operator knows the engine's chunk size; the interference must be learned.
         let chunk_tokens = config.chunk_tokens;
         let auto = ThresholdConfig { tbt_goal_ms, chunk_tokens, ..ThresholdConfig::default() };
         let assumed_coefficients = coefficients(&config.cost);
         let mut router = AutoRouter::new(router, auto, assumed_coefficients, self.seed);
-        cluster::run(workload, arrivals_ns, config, &mut router, watch)
+        let result = cluster::run(workload, arrivals_ns, config, &mut router, watch);
+        *record = std::mem::take(router.policy().placement_record());
+        result
     }
 
     fn assumed_coefficients(&self) -> Vec<Coefficients> {

@@ -315,9 +315,15 @@ impl Scope {
         }
     }
 
-    /// When the request arrived, and the client whose share of the queue it counts towards.
-    pub(super) fn origin(&self) -> (Instant, ClientShare) {
-        (self.identity.arrived, self.sender.share.unwrap_or(ClientShare::EVERYONE))
+    /// When the request arrived, the client whose share of the queue it counts towards, and the number
+    /// of the client's session.
+    pub(super) fn origin(&self) -> (Instant, ClientShare, u64) {
+        let Some(client) = self.sender.share else {
+            return (self.identity.arrived, ClientShare::EVERYONE, 0);
+        };
+        let session = self.identity.session.as_deref();
+        let session = session.map_or(0, |session| self.core.admission.number_of_session(session));
+        (self.identity.arrived, client, session)
     }
 
     /// Notes that the reply has begun. The first token of a whole reply is not seen.
@@ -442,6 +448,7 @@ impl Scope {
         let ended = RequestFacts {
             request_id,
             tenant,
+            session: self.identity.session.as_deref(),
             model,
             endpoint,
             flow,

@@ -49,7 +49,11 @@ async fn a_line_says_who_did_what_and_nothing_of_what_was_said() {
         "model": "default", "max_tokens": 9, "user": "CANARY-USER", "cache_salt": "CANARY-SALT",
         "messages": [{"role": "user", "content": secret.repeat(5)}],
     });
-    let id = [("x-request-id", "a-name"), ("authorization", "Bearer CANARY-KEY")];
+    let id = [
+        ("x-request-id", "a-name"),
+        ("authorization", "Bearer CANARY-KEY"),
+        ("x-claude-code-session-id", "a-session"),
+    ];
     let reply = cluster.http.post_with(CHAT, &id, body.to_string()).await;
     let answer = reply.json()["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
     assert_eq!(cluster.http.post_with(CHAT, &id, r#"{"model": "sim"}"#).await.status, 400);
@@ -64,6 +68,7 @@ async fn a_line_says_who_did_what_and_nothing_of_what_was_said() {
     for (key, value) in [
         ("request_id", json!("a-name")),
         ("tenant", json!(null)),
+        ("session", json!("a-session")),
         ("model", json!("sim")),
         ("endpoint", json!("chat")),
         ("flow", json!("prefill_first")),

@@ -8,7 +8,8 @@ use super::{Order, Queue, WaitingItem};
 #[derive(Clone, Copy, Debug)]
 struct Rank {
     class: i32,
-    ahead: bool,
+    /// Whether the tenant is ahead of others, and the session of others of the tenant.
+    is_ahead: (bool, bool),
     /// For a request that is about to miss its deadline: the latest time to begin, in milliseconds
     /// from now. Infinite for others.
     latest_ms: f64,
@@ -20,7 +21,7 @@ impl Rank {
     fn compare(&self, other: &Self) -> Ordering {
         let classes = other.class.cmp(&self.class);
         classes
-            .then(self.ahead.cmp(&other.ahead))
+            .then(self.is_ahead.cmp(&other.is_ahead))
             .then(self.latest_ms.total_cmp(&other.latest_ms))
             .then(self.length_ms.total_cmp(&other.length_ms))
             .then(self.number.cmp(&other.number))
@@ -56,7 +57,7 @@ impl<T> Queue<T> {
         let fairness_ms = self.config.fairness_ms;
         let rank = |entry: &WaitingItem<T>| Rank {
             class: entry.item.class,
-            ahead: self.fair.ahead_ms(entry.item.tenant) > fairness_ms,
+            is_ahead: self.received.is_ahead(entry.item.payer, fairness_ms),
             latest_ms: latest_ms(entry, now_ns, usual_ms),
             length_ms: match self.config.order {
                 Order::ShortestFirst => entry.prefill_ms,

@@ -327,7 +327,7 @@ impl<T> Queue<T> {
             } else if owed {
                 self.credit_ms = (self.credit_ms - spent_ms).max(0.0);
             }
-            self.fair.served(entry.item.tenant, spent_ms, entry.item.tenant_weight);
+            self.received.served(entry.item.payer, spent_ms);
             let ticket = Ticket(entry.number);
             releases.push(Release { ticket, item: entry.item, choice, candidates });
         }

@@ -58,8 +58,7 @@ impl Fleet {
             key: self.prompts.len() - 1,
             arrival_ns: self.now_ns,
             class: 0,
-            tenant: 0,
-            tenant_weight: 1.0,
+            payer: Payer::EVERYONE,
             deadline_ns: None,
             query,
         }

@@ -10,6 +10,10 @@ fn length_ms(blocks: u64) -> f64 {
     crate::Coefficients::default().prefill_seconds(blocks * BLOCK, 0) * 1e3
 }
 
+fn of_tenant(tenant: u64) -> Payer {
+    Payer { tenant, ..Payer::EVERYONE }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
@@ -24,7 +28,7 @@ proptest! {
         let mut fleet = Fleet::new(1);
         let mut queue = Queue::new(QueueConfig { oldest_share: share, ..config() });
         for (blocks, class, tenant) in &old {
-            let item = Item { class: *class, tenant: *tenant, ..fleet.cold(*blocks) };
+            let item = Item { class: *class, payer: of_tenant(*tenant), ..fleet.cold(*blocks) };
             fleet.push(&mut queue, item);
             fleet.now_ns += 1;
         }
@@ -34,7 +38,7 @@ proptest! {
         for (blocks, class, tenant) in &young {
             // There are always two newer requests that could be released instead.
             while queue.len() < old.len() + 2 {
-                let item = Item { class: *class, tenant: *tenant, ..fleet.cold(*blocks) };
+                let item = Item { class: *class, payer: of_tenant(*tenant), ..fleet.cold(*blocks) };
                 fleet.push(&mut queue, item);
             }
             fleet.wait();
@@ -51,10 +55,11 @@ proptest! {
         }
     }
 
-    /// While two tenants wait, neither gets more than its share by more than the allowed lead, one
-    /// prompt, and the share of the oldest request.
+    /// While two tenants wait, or two sessions of one tenant, neither gets more
+    /// than its share by more than the allowed lead, one prompt, and the share of the oldest request.
     #[test]
-    fn tenants_get_their_shares(
+    fn tenants_and_sessions_get_their_shares(
+        are_sessions: bool,
         weight in 0.25f64..4.0,
         lengths in proptest::collection::vec((1u64..10, 10u64..60), 150),
     ) {
@@ -62,10 +67,15 @@ proptest! {
         let share = 0.01;
         let settings = QueueConfig { fairness_ms: 5_000.0, oldest_share: share, ..config() };
         let mut queue = Queue::new(settings);
+        let weight = if are_sessions { 1.0 } else { weight };
+        let payers = match are_sessions {
+            true => [1, 2].map(|session| Payer { session, ..Payer::EVERYONE }),
+            false => [Payer { tenant_weight: weight, ..of_tenant(1) }, of_tenant(2)],
+        };
         for (short, long) in &lengths {
-            let one = Item { tenant: 1, tenant_weight: weight, ..fleet.cold(*short) };
+            let one = Item { payer: payers[0], ..fleet.cold(*short) };
             fleet.push(&mut queue, one);
-            let two = Item { tenant: 2, ..fleet.cold(*long) };
+            let two = Item { payer: payers[1], ..fleet.cold(*long) };
             fleet.push(&mut queue, two);
         }
         let mut got = [0.0; 2];
