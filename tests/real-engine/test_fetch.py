@@ -116,6 +116,22 @@ def test_what_was_generated_is_fetched_by_the_next_turn(cluster):
     assert asked.cached_tokens == 289 // BLOCK_SIZE * BLOCK_SIZE
 
 
+def test_engines_fetch_by_default_after_a_trial(pair, decode):
+    more = tuple(line for line in MODEL if line != "peer_fetch: two_step")
+    options = {"name": "fetch-auto", "policy": "predicted_ttft", "more": more}
+    with pairs.cluster(pair, "nixl", decode, **options) as cluster:
+
+        def fetched():
+            prefix = prompts.token_ids(320)
+            cluster.hold([prefix])
+            answer = cluster.router.complete(prefix + prompts.token_ids(50))
+            fetch = cluster.router.decision(answer.request_id).get("fetch") or {}
+            return fetch.get("outcome"), answer.cached_tokens
+
+        eventually(fetched, lambda seen: seen == ("fetched", 320), "a fetch")
+        cluster.nothing_is_held()
+
+
 # The source of a prefix, or the engine that fetches it, is killed at a step.
 STEPS = (
     "in the first step",

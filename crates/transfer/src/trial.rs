@@ -39,11 +39,11 @@ async fn follow(cluster: Arc<Cluster>, stop: CancellationToken) {
             let bounds = served.pool.fetch_bounds().filter(|bounds| bounds.needs_trial);
             let Some(bounds) = bounds.filter(|_| served.config.canary.enabled) else { continue };
             let bounds = FetchBounds { needs_trial: false, ..bounds };
-            while let Some((source, fetcher)) = next(served, bounds, turn) {
+            while let Some(trial) = next(served, bounds, turn) {
                 turn += 1;
                 tokio::select! {
                     () = stop.cancelled() => return,
-                    () = try_pair(served, &cluster.metrics, &source, &fetcher) => {}
+                    () = trial.run(served, &cluster.metrics) => {}
                 }
             }
         }
@@ -54,12 +54,16 @@ async fn follow(cluster: Arc<Cluster>, stop: CancellationToken) {
     }
 }
 
-/// The next pair to try: a worker that has not taken a block yet, or has not sent one, with another one.
-fn next(
-    served: &ServedModel,
-    bounds: FetchBounds,
-    turn: usize,
-) -> Option<(Arc<Worker>, Arc<Worker>)> {
+/// A trial of a worker with another one.
+struct Trial {
+    worker: Arc<Worker>,
+    other: Arc<Worker>,
+    /// Whether the worker takes a block; otherwise it sends one.
+    takes: bool,
+}
+
+/// The next trial: of a worker that has not taken a block yet, or has not sent one.
+fn next(served: &ServedModel, bounds: FetchBounds, turn: usize) -> Option<Trial> {
     let (roster, now) = (served.pool.roster(), Instant::now());
     let block_size = served.pool.block_size();
     let able = |worker: &&Arc<Worker>| {
@@ -78,8 +82,7 @@ fn next(
         // If a trial fails, the next one is with another worker.
         let other = others().nth(turn % others().count().max(1))?;
         let takes = !worker.transfer.fetches.has_taken();
-        let (source, fetcher) = if takes { (other, *worker) } else { (*worker, other) };
-        Some((Arc::clone(source), Arc::clone(fetcher)))
+        Some(Trial { worker: Arc::clone(worker), other: Arc::clone(other), takes })
     })
 }
 
@@ -97,29 +100,30 @@ fn is_able(worker: &Worker, now: Instant) -> bool {
             .any(|leg| worker.serves(*leg) && worker.is_available(*leg, now))
 }
 
-async fn try_pair(
-    served: &Arc<ServedModel>,
-    metrics: &Arc<Metrics>,
-    source: &Arc<Worker>,
-    fetcher: &Arc<Worker>,
-) {
-    let outcome = transfer(served, metrics, Workers { source, source_rank: rank(source), fetcher });
-    let outcome = outcome.await.unwrap_or_else(|outcome| outcome);
-    let well = outcome == PeerFetchOutcome::Fetched;
-    PeerFetches::tried(&source.transfer.fetches, &fetcher.transfer.fetches, well, Instant::now());
-    let (model, source, worker) = (served.name(), source.id(), fetcher.id());
-    if well {
-        tracing::info!(model, worker, source, "the worker can take KV from another worker");
-    } else {
-        let outcome = outcome.name();
-        tracing::warn!(
-            model,
-            worker,
-            source,
-            outcome,
-            "a trial of a peer fetch failed: the workers fetch no prefixes until one succeeds; \
-             `peer_fetch: off` ends the trials"
-        );
+impl Trial {
+    async fn run(&self, served: &Arc<ServedModel>, metrics: &Arc<Metrics>) {
+        let Self { worker, other, takes } = self;
+        let (source, fetcher) = if *takes { (other, worker) } else { (worker, other) };
+        let workers = Workers { source, source_rank: rank(source), fetcher };
+        let outcome = transfer(served, metrics, workers).await.unwrap_or_else(|outcome| outcome);
+        let model = served.name();
+        if outcome == PeerFetchOutcome::Fetched {
+            let [source_of, fetcher_of] = [source, fetcher].map(|worker| &worker.transfer.fetches);
+            PeerFetches::trial_succeeded(source_of, fetcher_of);
+            let (worker, source) = (fetcher.id(), source.id());
+            tracing::info!(model, worker, source, "the worker can take KV from another worker");
+        } else {
+            worker.transfer.fetches.trial_failed(Instant::now());
+            tracing::warn!(
+                model,
+                worker = worker.id(),
+                other = other.id(),
+                takes,
+                outcome = outcome.name(),
+                "a trial of a peer fetch failed: the worker does not take, or not send, prefixes until \
+                 one succeeds; `peer_fetch: off` ends the trials"
+            );
+        }
     }
 }
 

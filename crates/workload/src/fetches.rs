@@ -152,15 +152,17 @@ impl PeerFetches {
         self.trials.0.allows(now)
     }
 
-    /// Records the end of a trial between a source and another worker.
-    pub fn tried(source: &Self, fetcher: &Self, well: bool, now: Instant) {
-        if well {
-            source.sent.is_proven.store(true, Relaxed);
-            fetcher.taken.is_proven.store(true, Relaxed);
-            fetcher.trials.0.succeed();
-        } else {
-            fetcher.trials.0.fail(now);
-        }
+    /// Records a trial in which a worker has taken a prefix from a source.
+    pub fn trial_succeeded(source: &Self, fetcher: &Self) {
+        source.sent.is_proven.store(true, Relaxed);
+        fetcher.taken.is_proven.store(true, Relaxed);
+        source.trials.0.succeed();
+        fetcher.trials.0.succeed();
+    }
+
+    /// Records that a trial of the worker has failed.
+    pub fn trial_failed(&self, now: Instant) {
+        self.trials.0.fail(now);
     }
 
     /// Whether the worker has sent a prefix in a trial.

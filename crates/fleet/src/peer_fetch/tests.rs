@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::Pool;
-use splitrail_workload::fetches::{FetchBooking, Prefix};
+use splitrail_workload::fetches::{FetchBooking, PeerFetches, Prefix};
 
 const BOUNDS: FetchBounds = FetchBounds { min_tokens: 4, max_per_worker: 2, ..FetchBounds::SINGLE };
 
@@ -88,6 +88,25 @@ fn a_source_is_a_worker_whose_confirmed_blocks_are_to_be_believed() {
 
     pool.fetch_bounds.store(None);
     assert_eq!(sources(&pool, &hashes, now), [], "peer fetches are off");
+}
+
+#[test]
+fn workers_that_need_a_trial_take_part_after_a_good_one() {
+    let now = Instant::now();
+    let (pool, [holder, other], hashes) = pool("");
+    let bounds = FetchBounds { needs_trial: true, ..BOUNDS };
+    pool.fetch_bounds.store(Some(Arc::new(bounds)));
+    let part = || (sources(&pool, &hashes, now).len(), can_take(&other, bounds, 2, now));
+    let [source, fetcher] = [&holder, &other].map(|worker| &worker.transfer.fetches);
+    assert_eq!(part(), (0, false));
+    fetcher.trial_failed(now);
+    let may_try = |after| fetcher.may_try(now + Duration::from_secs(after));
+    assert_eq!([0, 29, 30].map(may_try), [false, false, true], "it is tried again");
+    assert_eq!(part(), (0, false));
+    PeerFetches::trial_succeeded(source, fetcher);
+    assert_eq!(part(), (1, true));
+    assert!(!can_take(&holder, bounds, 2, now), "it has only sent");
+    assert!(can_take(&holder, BOUNDS, 2, now), "no trial is needed");
 }
 
 #[test]
