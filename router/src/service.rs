@@ -204,9 +204,9 @@ async fn answer(
     let seconds = timeline.end_stage(Stage::Tokenize, Instant::now()).as_secs_f64();
     served.series.router_stage(&core.metrics, served.name(), Stage::Tokenize.name(), seconds);
     let ClientTrace { traceparent, tracestate } = scope.trace_context();
-    let (arrived, client, session) = scope.origin();
+    let (arrived, share) = (scope.identity().arrived, scope.queue_share());
     let priority_max = tenant.as_ref().and_then(|tenant| tenant.priority_max);
-    let urgency = call.steering.urgency(&served.config, arrived, (client, session), priority_max);
+    let urgency = call.steering.urgency(&served.config, arrived, share, priority_max);
     let unread = reply_room(core, scope, call.room, units.len());
     let is_grpc = scope.identity().protocol == Protocol::Grpc;
     let keep_alive = keep_alive(core, &options, is_grpc);

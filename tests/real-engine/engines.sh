@@ -16,6 +16,7 @@
 #                                             SGLang: a server on its own, and two prefill and two decode
 #                                             servers joined by Mooncake over TCP, of which the last one
 #                                             has a prefix cache; status 77 as above
+#   engines.sh sglang_ranks PORT              SGLang: a server with two data-parallel ranks; the same
 #   engines.sh plain PORT...                  servers on their own
 #   engines.sh ranks PORT                     a server with two data-parallel ranks
 #   engines.sh embed PORT                     a server that embeds, and generates nothing
@@ -306,9 +307,13 @@ launch_sglang() { # launch_sglang PORT [SGLang flags...]
     ! (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null || die "port $port is in use"
     local events="{\"publisher\": \"zmq\", \"topic\": \"\",
         \"endpoint\": \"tcp://*:$((port + 1000))\", \"replay_endpoint\": \"tcp://*:$((port + 2000))\"}"
+    # Each rank has an entry.
+    local processors
+    processors="0-$(($(nproc --all) - 1))"
+    case " $* " in *" --dp-size 2 "*) processors+="|$processors" ;; esac
     # A scheduler without work would keep a processor busy, but for `--sleep-on-idle`.
     "${keeping_bytecode[@]}" HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 DO_NOT_TRACK=1 OMP_NUM_THREADS=1 \
-        SGLANG_USE_CPU_ENGINE=1 SGLANG_CPU_OMP_THREADS_BIND="0-$(($(nproc --all) - 1))" \
+        SGLANG_USE_CPU_ENGINE=1 SGLANG_CPU_OMP_THREADS_BIND="$processors" \
         SGLANG_HOST_IP=127.0.0.1 HOST_IP=127.0.0.1 MOONCAKE_PROTOCOL=tcp MC_FORCE_TCP=1 \
         setsid "$venv/bin/python" -m sglang.launch_server --model-path "$model" --served-model-name tiny \
         --host 127.0.0.1 --port "$port" --device cpu --dtype float32 --attention-backend torch_native \
@@ -415,6 +420,7 @@ sglang_member() { # sglang_member PORT ROLE
     case $2 in
         # A server that is asked for responses accepts its own name only.
         plain) flags=(--served-model-name tiny-aggregated) ;;
+        ranks) flags=(--dp-size 2) ;;
         prefill) flags+=(--disaggregation-bootstrap-port $(($1 + 3000))) ;;
         caching_decode) flags[3]=decode; flags+=(--disaggregation-decode-enable-radix-cache) ;;
     esac
@@ -488,6 +494,14 @@ sglang() {
     member "$4" sglang decode
     member "$5" sglang caching_decode
     for port in "$@"; do await "$port"; done
+}
+
+sglang_ranks() {
+    [ $# -eq 1 ] || die "usage: engines.sh sglang_ranks PORT"
+    install
+    install_sglang || { say "SKIPPED: no SGLang on this machine"; exit $cannot_be_had; }
+    member "$1" sglang ranks
+    await "$1"
 }
 
 crash() {
@@ -576,6 +590,6 @@ hybrid() {
 command=${1:-}
 [ $# -eq 0 ] || shift
 case $command in
-    install | pd | bidirectional | push | peers | shared_storage | mooncake | sglang | plain | ranks | embed | adapter | hybrid | crash | again | freeze | thaw | status | stop) "$command" "$@" ;;
+    install | pd | bidirectional | push | peers | shared_storage | mooncake | sglang | sglang_ranks | plain | ranks | embed | adapter | hybrid | crash | again | freeze | thaw | status | stop) "$command" "$@" ;;
     *) sed -n '2,/^set /{/^set /d; s/^# \{0,1\}//; p}' "${BASH_SOURCE[0]}" >&2; exit 64 ;;
 esac

@@ -24,6 +24,7 @@
 #                                                 18113 and 18114; a pair that reads KV back, the same
 # SPLITRAIL_PEER_PORTS                            18117 18118; two servers that take prefixes from each other
 # SPLITRAIL_SGLANG_PORTS                          18120 to 18124; five servers of SGLang, the same
+# SPLITRAIL_SGLANG_RANKS_PORT                     18125; one with two data-parallel ranks, the same
 # SPLITRAIL_PRELOADED                             see engines.sh; a new folder, and none if it is set and empty
 # SPLITRAIL_EVERY_KILL                            1: engines are killed at every step of a push, a fetch and a
 #                                                 read, not only at some, and one is prewarmed (some 45
@@ -57,6 +58,7 @@ export SPLITRAIL_BIDIRECTIONAL_PREFILL_PORT=${SPLITRAIL_BIDIRECTIONAL_PREFILL_PO
 export SPLITRAIL_BIDIRECTIONAL_DECODE_PORT=${SPLITRAIL_BIDIRECTIONAL_DECODE_PORT:-18114}
 export SPLITRAIL_PEER_PORTS=${SPLITRAIL_PEER_PORTS:-18117 18118}
 export SPLITRAIL_SGLANG_PORTS=${SPLITRAIL_SGLANG_PORTS:-18120 18121 18122 18123 18124}
+export SPLITRAIL_SGLANG_RANKS_PORT=${SPLITRAIL_SGLANG_RANKS_PORT:-18125}
 export SPLITRAIL_OTLP_ENDPOINT=http://127.0.0.1:$SPLITRAIL_OTLP_PORT
 export SPLITRAIL_TEST_LOGS=${SPLITRAIL_TEST_LOGS:-$(mktemp -d -t splitrail-real-engine.XXXXXX)}
 own_folder=
@@ -75,7 +77,7 @@ stop_engines() {
         "$SPLITRAIL_PUSH_PREFILL_PORT" "$SPLITRAIL_PUSH_DECODE_PORT" \
         "$SPLITRAIL_STORAGE_PREFILL_PORT" "$SPLITRAIL_STORAGE_DECODE_PORT" \
         "$SPLITRAIL_MOONCAKE_PREFILL_PORT" "$SPLITRAIL_MOONCAKE_DECODE_PORT" \
-        "$SPLITRAIL_BIDIRECTIONAL_PREFILL_PORT" "$SPLITRAIL_BIDIRECTIONAL_DECODE_PORT" $SPLITRAIL_PEER_PORTS $SPLITRAIL_SGLANG_PORTS
+        "$SPLITRAIL_BIDIRECTIONAL_PREFILL_PORT" "$SPLITRAIL_BIDIRECTIONAL_DECODE_PORT" $SPLITRAIL_PEER_PORTS $SPLITRAIL_SGLANG_PORTS "$SPLITRAIL_SGLANG_RANKS_PORT"
 }
 trap stop_engines EXIT
 trap 'exit 130' INT

@@ -11,6 +11,7 @@ use crate::connections::Failure;
 use crate::{EngineBody, NO_SUCH_RANK};
 use splitrail_api::error::{Error, ErrorKind, Fault};
 use splitrail_engine::fields::is_router_only;
+use splitrail_engine::identity::refuses_rank;
 
 /// Maximum number of bytes of an error reply, or an error event, that are read for its message.
 const ERROR_BODY_MAX_BYTES: usize = 64 << 10;
@@ -124,7 +125,7 @@ fn rejection(worker: &dyn Engine, refused: Refused<'_>, retry_after_s: Option<u3
     let own = Error::new(ErrorKind::EngineRejected(status), message);
     match engine_error {
         // A client cannot choose a rank, so a wrong rank is not the client's fault.
-        Some((message, _)) if message.starts_with("data_parallel_rank") => {
+        Some((message, _)) if refuses_rank(&message) => {
             Error::engine(worker.id(), NO_SUCH_RANK).of_additions()
         }
         // A field that only the router writes is not the client's fault; the workers' roles may be

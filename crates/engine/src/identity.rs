@@ -22,6 +22,12 @@ pub const TRIAL_PATH: &str = "/v1/completions";
 /// The header that pins a request to a data-parallel rank, of vLLM and SGLang.
 pub const RANK_HEADER: &str = "x-data-parallel-rank";
 
+/// Whether an engine's message says that it has no such rank: vLLM's `data_parallel_rank 1 is out of
+/// range [0, 1).`, or SGLang's `routed_dp_rank=1 out of range [0, 1)`.
+pub fn refuses_rank(message: &str) -> bool {
+    ["data_parallel_rank", "routed_dp_rank"].iter().any(|name| message.starts_with(name))
+}
+
 /// Maximum number of ranks that is accepted from an engine.
 pub(crate) const RANKS_MAX: usize = 1024;
 /// Maximum number of models and adapters that are taken from an engine's list.

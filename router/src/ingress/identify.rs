@@ -10,6 +10,7 @@ use splitrail_api::error::Error;
 use splitrail_api::memory_budget::MemoryBudget;
 use splitrail_api::shares::ClientShare;
 
+use crate::admission::Admission;
 use crate::core::Core;
 use splitrail_client_connection::certificate::ClientCertificate;
 
@@ -30,6 +31,13 @@ impl Sender {
         let share = tenant.as_ref().map(|tenant| tenant.share);
         let holder = share.unwrap_or_else(|| core.admission.of_address(peer));
         Self { tenant, share, memory: core.memory.of_client(holder) }
+    }
+
+    /// The client whose share of the queue a request counts towards, and the number of the client's
+    /// session; 0 without one, and if clients are not told apart.
+    pub fn queue_share(&self, admission: &Admission, session: Option<&str>) -> (ClientShare, u64) {
+        let Some(client) = self.share else { return (ClientShare::EVERYONE, 0) };
+        (client, session.map_or(0, |session| admission.number_of_session(session)))
     }
 
     /// Whether the sender may use the model of this name.

@@ -315,15 +315,9 @@ impl Scope {
         }
     }
 
-    /// When the request arrived, the client whose share of the queue it counts towards, and the number
-    /// of the client's session.
-    pub(super) fn origin(&self) -> (Instant, ClientShare, u64) {
-        let Some(client) = self.sender.share else {
-            return (self.identity.arrived, ClientShare::EVERYONE, 0);
-        };
-        let session = self.identity.session.as_deref();
-        let session = session.map_or(0, |session| self.core.admission.number_of_session(session));
-        (self.identity.arrived, client, session)
+    /// Whose share of the queue the request counts towards.
+    pub(super) fn queue_share(&self) -> (ClientShare, u64) {
+        self.sender.queue_share(&self.core.admission, self.identity.session.as_deref())
     }
 
     /// Notes that the reply has begun. The first token of a whole reply is not seen.

@@ -102,11 +102,15 @@ def config(servers, decode):
     )
 
 
-@contextlib.contextmanager
 def router(servers, decode, name):
+    return running_router(config(servers, decode), name)
+
+
+@contextlib.contextmanager
+def running_router(yaml, name):
     folder = pathlib.Path(os.environ["SPLITRAIL_TEST_LOGS"]) / name
     binary = os.environ["SPLITRAIL_BIN"]
-    with routers.running(binary, config(servers, decode), folder) as router:
+    with routers.running(binary, yaml, folder) as router:
         eventually(router.is_ready, bool, "the router is ready")
         all_up(router)
         yield router

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use http::{HeaderMap, StatusCode};
 
 use super::App;
+use crate::config::KvConnector;
 use crate::engine::Engine;
 use crate::error::ApiError;
 use crate::record::SimState;
@@ -30,7 +31,10 @@ impl App {
         };
         self.ranks.get(rank).ok_or_else(|| {
             let ranks = self.ranks.len();
-            let message = format!("data_parallel_rank {rank} is out of range [0, {ranks}).");
+            let message = match self.engine.config.connector {
+                KvConnector::Sglang => format!("routed_dp_rank={rank} out of range [0, {ranks})"),
+                _ => format!("data_parallel_rank {rank} is out of range [0, {ranks})."),
+            };
             ApiError::new(StatusCode::BAD_REQUEST, message)
         })
     }
