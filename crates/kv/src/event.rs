@@ -66,6 +66,12 @@ pub enum GroupRule {
         /// The window, which includes the token that is computed.
         tokens: u32,
     },
+    /// The blocks from the last multiple of `tokens` before the depth (chunked local attention): at a
+    /// multiple itself, none.
+    Chunk {
+        /// The chunk's size.
+        tokens: u32,
+    },
     /// The block that ends at the depth (the state of recurrent layers).
     State,
 }

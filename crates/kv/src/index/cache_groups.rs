@@ -144,6 +144,13 @@ impl CacheGroups {
         });
         self.classes[class].add_group(group.number);
         self.groups.insert(group.number, class);
+        // Depths at which only chunks are needed, and a chunk begins.
+        let boundaries: Option<Vec<_>> = self.classes.iter().map(Class::boundary).collect();
+        let boundary = boundaries.and_then(|all| match all[..] {
+            [one] => Some(one),
+            _ => None,
+        });
+        self.shown.set_boundary(boundary);
         // The new group holds nothing.
         self.points.clear(&self.shown);
         class
@@ -153,7 +160,7 @@ impl CacheGroups {
     fn show(&mut self) {
         let Self { classes, points, shown, changed, .. } = self;
         for end in changed.drain(..) {
-            let is_point = classes.iter().all(|class| class.passes(end.hash));
+            let is_point = classes.iter().all(|class| class.passes(end));
             points.set(shown, end.hash, end.depth, is_point);
         }
     }

@@ -33,6 +33,17 @@ impl Overlap {
     }
 }
 
+/// How much of a prompt a worker with several cache groups has.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct ResumedPrompt {
+    /// The number of leading blocks that it holds in the spine.
+    pub(super) held: u32,
+    /// The blocks up to the deepest resume point that it can use.
+    pub(super) usable: u32,
+    /// The same if the engine drops the last block that it finds in the spine.
+    pub(super) shortened: u32,
+}
+
 /// The overlaps of all workers with one prompt. Keep one and pass it to
 /// [`IndexReader::find`](super::IndexReader::find) repeatedly: it reuses its memory.
 ///
@@ -50,8 +61,10 @@ pub struct Overlaps {
     pub(super) singles: Vec<u64>,
     /// Slot, tier, and number of blocks for which this is the fastest tier.
     pub(super) slower: Vec<(u16, u8, u32)>,
-    /// Slots of workers with resume points, and the blocks up to the deepest one of the prompt.
-    pub(super) resumed: Vec<(u16, u32)>,
+    /// By slot, what the workers with several cache groups have; empty if there is no such worker.
+    pub(super) resumed: Vec<Option<ResumedPrompt>>,
+    /// The most blocks of the prompt that any worker can use.
+    pub(super) resumed_max: u32,
     /// Sets of slots that a walk needs: still matching, matching next, ended.
     pub(super) alive: Vec<u64>,
     pub(super) next: Vec<u64>,
@@ -69,6 +82,25 @@ impl Overlaps {
         self.slots.of(worker).map_or_else(Overlap::default, |slot| self.of(slot))
     }
 
+    /// [`Self::get`], and the same for an engine that drops the last block of a hit, as vLLM does with
+    /// EAGLE and MTP: the draft layers need the tokens before the first new one to be computed.
+    pub fn with_and_without_last_block(&self, worker: WorkerKey) -> [Overlap; 2] {
+        let Some(slot) = self.slots.of(worker) else { return Default::default() };
+        let held = self.depth(slot);
+        let usable = self.resumed(slot).map_or_else(
+            || [held, held.min(self.resumed_max).saturating_sub(1)],
+            |resumed| [resumed.usable, resumed.shortened],
+        );
+        usable.map(|usable| self.cut(slot, held, usable))
+    }
+
+    /// What the worker holds of the prompt in full attention.
+    pub fn spine(&self, worker: WorkerKey) -> Overlap {
+        let Some(slot) = self.slots.of(worker) else { return Overlap::default() };
+        let held = self.depth(slot);
+        self.cut(slot, held, held)
+    }
+
     /// The number of leading blocks of the prompt that the worker holds in full attention. Of a worker
     /// with several cache groups it may be more than the worker can use.
     pub fn spine_blocks(&self, worker: WorkerKey) -> u32 {
@@ -77,22 +109,29 @@ impl Overlaps {
 
     /// Whether the worker has several cache groups, so that it uses a prefix up to a resume point.
     pub fn has_resume_points(&self, worker: WorkerKey) -> bool {
-        self.slots.of(worker).is_some_and(|slot| self.resumed_blocks(slot).is_some())
+        !self.resumed.is_empty()
+            && self.slots.of(worker).is_some_and(|slot| self.resumed(slot).is_some())
     }
 
     /// The workers with at least one block. Groups come in the order of increasing depth; otherwise
     /// there is no order.
     pub fn iter(&self) -> impl Iterator<Item = (WorkerKey, Overlap)> + '_ {
+        self.depths().filter_map(|(slot, depth)| {
+            let key = (*self.slots.keys.get(usize::from(slot))?)?;
+            Some((key, self.overlap(slot, depth)))
+        })
+    }
+
+    /// The workers with at least one block and the number of leading blocks that each holds in the
+    /// spine.
+    pub(super) fn depths(&self) -> impl Iterator<Item = (u16, u32)> + '_ {
         let singles = self.singles.iter().map(|word| ((word >> 32) as u16, *word as u32));
         let words = self.words();
         let groups = self.groups.iter().enumerate().flat_map(move |(group, depth)| {
             let set = &self.bits[group * words..(group + 1) * words];
             slots_in(set).map(move |slot| (slot, *depth))
         });
-        singles.chain(groups).filter_map(|(slot, depth)| {
-            let key = (*self.slots.keys.get(usize::from(slot))?)?;
-            Some((key, self.overlap(slot, depth)))
-        })
+        singles.chain(groups)
     }
 
     /// Number of workers with at least one block.
@@ -162,12 +201,15 @@ impl Overlaps {
         }
     }
 
-    fn resumed_blocks(&self, slot: u16) -> Option<u32> {
-        self.resumed.iter().find(|(of, _)| *of == slot).map(|(_, blocks)| *blocks)
+    fn resumed(&self, slot: u16) -> Option<ResumedPrompt> {
+        *self.resumed.get(usize::from(slot))?
     }
 
     /// The number of leading blocks that a worker holds in the spine.
-    pub(super) fn depth(&self, slot: u16) -> u32 {
+    fn depth(&self, slot: u16) -> u32 {
+        if let Some(resumed) = self.resumed(slot) {
+            return resumed.held;
+        }
         let (word, bit) = (usize::from(slot) / 64, slot % 64);
         let words = self.words();
         for (group, depth) in self.groups.iter().enumerate() {
@@ -179,19 +221,24 @@ impl Overlaps {
         single.map_or(0, |word| *word as u32)
     }
 
-    fn overlap(&self, slot: u16, blocks: u32) -> Overlap {
+    fn overlap(&self, slot: u16, held: u32) -> Overlap {
+        let usable = self.resumed(slot).map_or(held, |resumed| resumed.usable);
+        self.cut(slot, held, usable)
+    }
+
+    /// The first `usable` of the `held` blocks of a worker.
+    fn cut(&self, slot: u16, held: u32, usable: u32) -> Overlap {
         let mut by_tier = [0; Tier::COUNT];
-        by_tier[Tier::Device as usize] = blocks;
+        by_tier[Tier::Device as usize] = held;
         for &(_, tier, slower) in self.slower.iter().filter(|(of, _, _)| *of == slot) {
             by_tier[Tier::Device as usize] -= slower;
             by_tier[usize::from(tier)] += slower;
         }
-        let usable = self.resumed_blocks(slot).map_or(blocks, |resumed| resumed.min(blocks));
-        let mut beyond = blocks - usable;
+        let mut beyond = held - usable;
         // Engines evict the end of a prompt first, so the last blocks are in the slowest tier.
-        for held in by_tier.iter_mut().rev() {
-            let less = beyond.min(*held);
-            *held -= less;
+        for blocks in by_tier.iter_mut().rev() {
+            let less = beyond.min(*blocks);
+            *blocks -= less;
             beyond -= less;
         }
         Overlap { blocks: usable, by_tier }

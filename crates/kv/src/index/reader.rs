@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use super::overlaps::Overlaps;
+use super::overlaps::{Overlaps, ResumedPrompt};
 use super::run::{FullHolders, PartialHolder, Run, Stretch, View};
 use super::shared::{IndexState, SharedIndex};
 use super::sync::{Ordering, look_again};
+use super::worker_key::WorkerKey;
 use crate::hash::BlockHash;
 use crate::prefetch::prefetch;
 
@@ -88,12 +89,34 @@ impl IndexReader {
 
 /// Finds where workers with several cache groups resume the prompt.
 fn resume(state: &IndexState, hashes: &[BlockHash], resumed_max: u32, out: &mut Overlaps) {
-    for (worker, points) in state.resume_points.iter() {
-        if let Some(slot) = out.slots.of(*worker) {
-            let blocks = points.deepest(hashes, out.depth(slot).min(resumed_max));
-            out.resumed.push((slot, blocks));
-        }
+    out.resumed_max = resumed_max;
+    if state.resume_points.is_empty() {
+        return;
     }
+    let mut resumed = std::mem::take(&mut out.resumed);
+    resumed.resize(out.slots.keys.len(), None);
+    let slot = |worker: WorkerKey| out.slots.of(worker).map(usize::from);
+    let hybrids =
+        || state.resume_points.iter().filter_map(|(key, points)| Some((slot(*key)?, points)));
+    hybrids().for_each(|(slot, _)| resumed[slot] = Some(ResumedPrompt::default()));
+    // All depths at once, because finding one takes a step for each worker that ends alone.
+    for (slot, depth) in out.depths() {
+        let found = resumed[usize::from(slot)].as_mut();
+        found.into_iter().for_each(|found| found.held = depth);
+    }
+    for (slot, points) in hybrids() {
+        let found = resumed[slot].as_mut();
+        found.into_iter().for_each(|found| {
+            found.usable = points.deepest(hashes, found.held.min(resumed_max));
+            found.shortened = match found.held.checked_sub(1) {
+                Some(before_last) if found.usable > before_last => {
+                    points.deepest(hashes, before_last)
+                }
+                _ => found.usable,
+            };
+        });
+    }
+    out.resumed = resumed;
 }
 
 /// Where a walk ended.

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::sync::{AtomicU64, Ordering, SwapCell};
+use super::sync::{AtomicU32, AtomicU64, Ordering, SwapCell};
 use crate::hash::BlockHash;
 
 const EMPTY: u64 = 0;
@@ -18,6 +18,8 @@ const WORD_BITS: u32 = 64;
 #[derive(Debug)]
 pub(super) struct ResumePoints {
     table: SwapCell<Table>,
+    /// Each multiple of this depth in blocks is a point as well, if it is not 0.
+    boundary: AtomicU32,
 }
 
 #[derive(Debug)]
@@ -30,11 +32,22 @@ struct Table {
 
 impl ResumePoints {
     pub(super) fn new() -> Self {
-        Self { table: SwapCell::from_pointee(Table::with_room(0, 0)) }
+        Self { table: SwapCell::from_pointee(Table::with_room(0, 0)), boundary: AtomicU32::new(0) }
+    }
+
+    /// Makes each multiple of a depth in blocks a point as well.
+    pub(super) fn set_boundary(&self, boundary: Option<u32>) {
+        self.boundary.store(boundary.unwrap_or(0), Ordering::Release);
     }
 
     /// The deepest point of a prompt that is not beyond `blocks` blocks; 0 if there is none.
     pub(super) fn deepest(&self, hashes: &[BlockHash], blocks: u32) -> u32 {
+        let boundary = self.boundary.load(Ordering::Acquire);
+        let before = blocks.checked_rem(boundary).map_or(0, |beyond| blocks - beyond);
+        self.deepest_in_table(hashes, blocks).max(before)
+    }
+
+    fn deepest_in_table(&self, hashes: &[BlockHash], blocks: u32) -> u32 {
         let table = self.table.load();
         let blocks = blocks.min(hashes.len() as u32);
         let words = (blocks.div_ceil(WORD_BITS) as usize).min(table.depths.len());

@@ -14,7 +14,7 @@ const SEED: HashSeed = HashSeed(7);
 #[derive(Default)]
 pub(crate) struct Engine {
     groups: BTreeMap<u32, CacheGroup>,
-    spine: Option<u32>,
+    pub(crate) spine: Option<u32>,
     index: Option<Index>,
     /// Events of the batch for groups other than the spine.
     later: Vec<KvEvent>,
@@ -23,6 +23,8 @@ pub(crate) struct Engine {
 /// What the index says of a prompt.
 pub(crate) struct Found {
     pub(crate) usable_tokens: u32,
+    /// What the engine uses if it drops the last block that it finds in the spine.
+    pub(crate) without_last_block: u32,
     /// What full attention holds of the prompt without its last token.
     pub(crate) spine_tokens: u32,
 }
@@ -113,6 +115,7 @@ impl Engine {
         let last = prompt_tokens.saturating_sub(1) / block_size;
         Found {
             usable_tokens: overlap.blocks.min(last) * block_size,
+            without_last_block: overlaps.with_and_without_last_block(WORKER)[1].blocks * block_size,
             spine_tokens: overlaps.spine_blocks(WORKER).min(last) * block_size,
         }
     }

@@ -4,4 +4,5 @@
 mod engine;
 mod recordings;
 mod rule;
+mod several;
 mod twin;

@@ -1,7 +1,8 @@
 //! Recordings of real hybrid models: vLLM 0.32.0 on a CPU with tiny random weights, one request after
 //! the other (cold, warm, shared prefixes, chats, eviction). Each line of a recording is
 //!
-//! - `group NUMBER KIND BLOCK_SIZE WINDOW`,
+//! - `group NUMBER KIND BLOCK_SIZE TOKENS`, of which the last is a window or chunk,
+//! - `drops`: the engine drops the last block that it finds in full attention,
 //! - `request PROMPT_TOKENS CACHED_TOKENS HASHES`: what the engine reported for the prompt, whose
 //!   blocks have these hashes at the block size of the spine,
 //! - `batch`: the events that follow came in one message, after the request,
@@ -28,7 +29,7 @@ fn hashes(text: &str) -> Vec<u64> {
 /// more than the engine used.
 fn replay(recording: &str) -> (u32, u32) {
     let (mut engine, mut twin) = (Engine::default(), Twin::default());
-    let (mut requests, mut partly_usable) = (0, 0);
+    let (mut requests, mut partly_usable, mut drops) = (0, 0, false);
     for line in recording.lines() {
         let words: Vec<&str> = line.split(' ').collect();
         let number = |at: usize| words[at].parse::<u32>().unwrap();
@@ -37,23 +38,27 @@ fn replay(recording: &str) -> (u32, u32) {
                 let rule = match words[2] {
                     "full" => GroupRule::Prefix,
                     "window" => GroupRule::Window { tokens: number(4) },
+                    "chunk" => GroupRule::Chunk { tokens: number(4) },
                     "state" => GroupRule::State,
                     kind => panic!("{kind}"),
                 };
                 engine.learn(number(1), rule, number(3));
                 twin.learn(number(1), rule, number(3));
             }
+            "drops" => drops = true,
             "request" => {
                 engine.flush();
                 let (tokens, cached, prompt) = (number(1), number(2), hashes(words[3]));
                 let unit = twin.unit();
                 let hash_at = |end: u32| prompt[(end / unit) as usize - 1];
-                assert_eq!(twin.cached(tokens, hash_at), cached, "the rule: {line}");
+                let drops_in = engine.spine.filter(|_| drops);
+                assert_eq!(twin.cached(tokens, drops_in, hash_at), cached, "the rule: {line}");
                 let per_block = engine.block_size() / unit;
                 let blocks = tokens / engine.block_size();
                 let ends = (1..=blocks).map(|block| prompt[(block * per_block) as usize - 1]);
                 let found = engine.find(tokens, &ends.collect::<Vec<_>>());
-                assert_eq!(found.usable_tokens, cached, "the index: {line}");
+                let usable = if drops { found.without_last_block } else { found.usable_tokens };
+                assert_eq!(usable, cached, "the index: {line}");
                 requests += 1;
                 partly_usable += u32::from(found.spine_tokens > cached);
             }
@@ -88,6 +93,10 @@ recordings! {
     gpt_oss_uses_what_the_index_says: "gptoss", 16 of 60;
     gemma_3_uses_what_the_index_says: "gemma3", 13 of 60;
     qwen_3_next_uses_what_the_index_says: "qwen3next", 19 of 60;
+    llama_4_uses_what_the_index_says: "llama4", 3 of 60;
+    a_hit_without_its_last_block: "scheduler_last_block_dropped", 55 of 60;
+    states_and_a_hit_without_its_last_block: "scheduler_last_block_dropped_states", 53 of 60;
+    windows_and_a_hit_without_its_last_block: "scheduler_last_block_dropped_windows", 49 of 60;
     groups_with_blocks_smaller_than_the_spines: "scheduler_finer_groups", 18 of 60;
     groups_that_keep_all_smaller_blocks: "scheduler_finer_groups_kept", 1 of 40;
     groups_with_blocks_larger_than_the_spines: "scheduler_larger_groups", 18 of 60;

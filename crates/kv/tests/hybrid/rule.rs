@@ -66,6 +66,10 @@ fn group() -> impl Strategy<Value = (GroupRule, u32)> {
         1 => window(BLOCK_SIZE / 2),
         1 => window(1),
         2 => Just((GroupRule::State, BLOCK_SIZE)),
+        1 => (1..5 * BLOCK_SIZE).prop_map(|tokens| (GroupRule::Chunk { tokens }, BLOCK_SIZE)),
+        1 => (1..3_u32).prop_map(|blocks| {
+            (GroupRule::Chunk { tokens: blocks * BLOCK_SIZE }, BLOCK_SIZE)
+        }),
         1 => Just((GroupRule::Prefix, BLOCK_SIZE)),
     ]
 }
@@ -120,13 +124,13 @@ impl Both {
         let points: Vec<u32> = points.map(|point| point as u32 * align).collect();
         for (number, rule, size) in self.others.clone() {
             let reach = match rule {
-                GroupRule::Prefix => u32::MAX,
+                GroupRule::Prefix | GroupRule::Chunk { .. } => u32::MAX,
                 GroupRule::Window { tokens } => (tokens - 1).div_ceil(size) * size,
                 GroupRule::State => size,
             };
             let is_kept = |end: &u32| {
                 let is_before = |point: &u32| *end <= *point && *point - *end < reach;
-                self.keeps_all || rule == GroupRule::Prefix || points.iter().any(is_before)
+                self.keeps_all || reach == u32::MAX || points.iter().any(is_before)
             };
             let covered = tokens / size * size;
             let start = held / size * size;
@@ -170,9 +174,10 @@ impl Both {
         let tokens = prompt.len() as u32;
         let ends = (1..=tokens / BLOCK_SIZE).map(|block| hash_at(prompt, block * BLOCK_SIZE));
         let found = self.engine.find(tokens, &ends.collect::<Vec<_>>());
-        let cached = self.twin.cached(tokens, |end| hash_at(prompt, end));
-        prop_assert_eq!(found.usable_tokens, cached, "of {:?}", prompt);
-        prop_assert!(found.spine_tokens >= cached);
+        let cached = |drops_in| self.twin.cached(tokens, drops_in, |end| hash_at(prompt, end));
+        prop_assert_eq!(found.usable_tokens, cached(None), "of {:?}", prompt);
+        prop_assert_eq!(found.without_last_block, cached(Some(SPINE)), "of {:?}", prompt);
+        prop_assert!(found.spine_tokens >= found.usable_tokens);
         Ok(())
     }
 }

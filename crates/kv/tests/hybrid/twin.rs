@@ -56,17 +56,30 @@ impl Twin {
     }
 
     /// The number of tokens that are cached of a prompt of `tokens` tokens. `hash_at` gives the
-    /// chained hash of the prompt's first tokens.
-    pub(crate) fn cached(&self, tokens: u32, hash_at: impl Fn(u32) -> u64) -> u32 {
+    /// chained hash of the prompt's first tokens. An engine that drops the last block which it finds in
+    /// a group of full attention needs one more there, which may be the prompt's last if there are
+    /// several groups.
+    pub(crate) fn cached(
+        &self,
+        tokens: u32,
+        drops_in: Option<u32>,
+        hash_at: impl Fn(u32) -> u64,
+    ) -> u32 {
         let align = self.groups.values().fold(1, |align, (_, block_size)| lcm(align, *block_size));
         let holds = |group: u32, end: u32| {
             self.held.get(&(group, hash_at(end))).is_some_and(|copies| *copies > 0)
         };
+        let found_max = if self.groups.len() > 1 { tokens } else { tokens.saturating_sub(1) };
         let passes = |end: u32| {
             self.groups.iter().all(|(group, (rule, size))| {
+                let dropped = end + size;
+                if drops_in == Some(*group) && (dropped > found_max || !holds(*group, dropped)) {
+                    return false;
+                }
                 let needed = match rule {
                     GroupRule::Prefix => end / size,
                     GroupRule::Window { tokens } => (tokens - 1).div_ceil(*size).min(end / size),
+                    GroupRule::Chunk { tokens } => end / size - end / tokens * tokens / size,
                     GroupRule::State => 1,
                 };
                 (0..needed).all(|back| holds(*group, end - back * size))

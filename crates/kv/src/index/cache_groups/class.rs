@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{GroupBlocks, Spine, SpineBlock};
 use crate::event::{CacheGroup, EngineHash, GroupRule};
-use crate::hash::BlockHash;
 
 /// The size of a class's blocks in relation to the blocks of the spine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,9 +24,12 @@ pub(super) struct Class {
     rule: GroupRule,
     block_size: u32,
     scale: Scale,
-    /// The number of blocks before a depth that must be held there, unless the prompt's start is
-    /// nearer.
+    /// The number of blocks before a depth that must be held there, unless the prompt's start or that
+    /// of the chunk is nearer.
     need: u32,
+    /// The depths in blocks of the spine of whose multiples each can be resumed although nothing is held
+    /// there.
+    boundary: Option<u32>,
     /// The numbers of the groups.
     groups: Vec<u32>,
     names: BTreeMap<EngineHash, Name>,
@@ -85,13 +87,19 @@ impl Class {
         let need = match group.rule {
             GroupRule::Prefix => u32::MAX,
             GroupRule::Window { tokens } => tokens.saturating_sub(1).div_ceil(block_size).max(1),
+            GroupRule::Chunk { tokens } => tokens.div_ceil(block_size).saturating_add(1),
             GroupRule::State => 1,
+        };
+        let boundary = match group.rule {
+            GroupRule::Chunk { tokens } => boundary([tokens, block_size, spine_block_size]),
+            _ => None,
         };
         Self {
             rule: group.rule,
             block_size: group.block_size,
             scale,
             need,
+            boundary,
             groups: Vec::new(),
             names: BTreeMap::new(),
             nodes: BTreeMap::new(),
@@ -123,9 +131,24 @@ impl Class {
         self.names.len() * self.groups.len()
     }
 
+    /// Of whose multiples, in blocks of the spine, each depth can be resumed although nothing is held
+    /// there.
+    pub(super) fn boundary(&self) -> Option<u32> {
+        self.boundary
+    }
+
     /// Whether the groups hold what they need to resume after a block of the spine.
-    pub(super) fn passes(&self, hash: BlockHash) -> bool {
-        self.nodes.get(&hash.0).is_some_and(|node| node.run >= self.need.min(node.length))
+    pub(super) fn passes(&self, end: SpineBlock) -> bool {
+        self.boundary.is_some_and(|boundary| end.depth.is_multiple_of(boundary))
+            || self.nodes.get(&end.hash.0).is_some_and(|node| node.run >= self.needed(node.length))
+    }
+
+    /// The number of blocks that must be held before a depth in blocks of this class.
+    fn needed(&self, length: u32) -> u32 {
+        let GroupRule::Chunk { tokens } = self.rule else { return self.need.min(length) };
+        let [end, tokens, block] = [length, tokens, self.block_size].map(u64::from);
+        let start = end * block / tokens.max(1) * tokens;
+        length - (start / block.max(1)).min(end) as u32
     }
 
     /// Stores one copy of each block of an event, of those whose names have `room`; adds to `changed`
@@ -361,6 +384,19 @@ impl Name {
     fn is_held(&self) -> bool {
         self.copies.iter().all(|copies| *copies > 0)
     }
+}
+
+/// The least common multiple of a chunk, a block and a block of the spine, in tokens, as a number of the
+/// latter.
+fn boundary([chunk, block, spine]: [u32; 3]) -> Option<u32> {
+    let spine = u64::from(spine);
+    let common = |a: u64, b: u64| (a / greatest_common_divisor(a, b).max(1)).checked_mul(b);
+    let tokens = common(common(spine, block.into())?, chunk.into()).filter(|tokens| *tokens > 0)?;
+    u32::try_from(tokens / spine).ok()
+}
+
+fn greatest_common_divisor(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
 fn key(hash: EngineHash, end: Option<SpineBlock>) -> NodeKey {
