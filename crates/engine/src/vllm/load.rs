@@ -60,7 +60,11 @@ fn take(sum: &mut LoadSum, line: &Line<'_>) {
         }
         "cache_config_info" => {
             let number = |name| line.label(name).and_then(|value| value.parse::<u32>().ok());
-            load.block_size = load.block_size.or(number("block_size"));
+            // Of hybrid models and with decode context parallelism, the blocks of events are larger than
+            // what was configured.
+            let block_size =
+                || number("effective_attention_block_size").or_else(|| number("block_size"));
+            load.block_size = load.block_size.or_else(block_size);
             let name = |name| line.label(name).filter(|value| is_name(value)).map(str::to_owned);
             load.kv_dtype = load.kv_dtype.take().or_else(|| name("cache_dtype"));
             load.kv_layout = load.kv_layout.take().or_else(|| name("kv_cache_layout"));

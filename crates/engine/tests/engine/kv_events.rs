@@ -410,10 +410,11 @@ fn of_group(pack: Pack, group: i64, kind: &str, window: Option<i64>, hashes: &[i
 #[test]
 fn groups_beside_full_attention_are_followed_and_come_after_it_in_a_batch() {
     let mut decoder = Decoder::new(DecodeLimits::default());
-    let pack = of_group(Pack::batch(6), 0, "sliding_window", Some(5), &[12]);
+    let pack = of_group(Pack::batch(7), 0, "sliding_window", Some(5), &[12]);
     let pack = of_group(pack, 1, "mamba", None, &[]);
     let pack = of_group(pack, 2, "full_attention", None, &[11, 12]);
     let pack = of_group(pack, 3, "full_attention", None, &[11, 12]);
+    let pack = of_group(pack, 4, "chunked_local_attention", None, &[11]);
     let removed =
         |pack: Pack, group| pack.array(4).str("BlockRemoved").ints(&[12]).nil().int(group);
     let batch = decoder.decode(&removed(removed(pack, 2), 0).0).unwrap();
@@ -432,11 +433,15 @@ fn groups_beside_full_attention_are_followed_and_come_after_it_in_a_batch() {
             beside(0, GroupRule::Window { tokens: 5 }, &[12]),
             beside(1, GroupRule::State, &[]),
             beside(3, GroupRule::Prefix, &[11, 12]),
+            beside(4, GroupRule::Chunk { tokens: 8192 }, &[11]),
             KvEvent::GroupRemoved { group: 0, hashes },
         ]
     );
     let skipped = batch.skipped;
-    assert_eq!(skipped.followed_groups.to_string(), "full_attention, sliding_window, mamba");
+    assert_eq!(
+        skipped.followed_groups.to_string(),
+        "full_attention, sliding_window, chunked_local_attention, mamba"
+    );
     assert!(skipped.unfollowed_groups.is_empty() && skipped.other_groups == 0);
 }
 

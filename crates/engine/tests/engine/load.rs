@@ -126,6 +126,15 @@ fn values_that_are_no_figures_are_left_out() {
 }
 
 #[test]
+fn the_block_size_is_that_of_full_attention() {
+    let of = |effective: &str| {
+        let labels = format!("block_size=\"16\",effective_attention_block_size=\"{effective}\"");
+        parse(&format!("vllm:cache_config_info{{{labels}}} 1.0\n")).block_size
+    };
+    assert_eq!((of("64"), of("None")), (Some(64), Some(16)));
+}
+
+#[test]
 fn labels_may_hold_braces_quotes_and_other_labels_names() {
     let text = "vllm:kv_cache_usage_perc{engine=\"0\",model_name=\"a\\\"} 9\"} 0.25 1700000000\n\
                 vllm:kv_cache_usage_perc{engine=\"1\"} 0.75\n\

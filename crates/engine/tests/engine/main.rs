@@ -5,6 +5,7 @@ mod check;
 mod corpus;
 mod fake_engine;
 mod identity;
+mod kv_event_forms;
 mod kv_events;
 mod load;
 mod nixl;

@@ -7,6 +7,10 @@ use std::ops::BitOr;
 
 use splitrail_kv::{CacheGroup, GroupRule};
 
+/// The chunk of chunked local attention, which no event has: that of Llama 4
+/// (`attention_chunk_size`), the only model with such layers in vLLM.
+const CHUNK_TOKENS: u32 = 8192;
+
 /// Maximum number of cache groups in a stream's events. Groups with a higher number are not followed.
 const MAX_GROUPS: u32 = 256;
 
@@ -118,6 +122,7 @@ fn rule_of(kind: &str, window: Option<u32>) -> Option<GroupRule> {
         "sliding_window" | "sliding_window_mla" => {
             window.map(|tokens| GroupRule::Window { tokens })
         }
+        "chunked_local_attention" => Some(GroupRule::Chunk { tokens: CHUNK_TOKENS }),
         "mamba" => Some(GroupRule::State),
         _ => None,
     }
@@ -166,6 +171,11 @@ impl OtherGroups {
         let kind = spec_kind.and_then(|kind| KINDS.iter().position(|known| *known == kind));
         let bit = if spec_kind.is_some() { kind } else { number };
         Self(1 << bit.unwrap_or(KINDS.len() - 1))
+    }
+
+    /// Whether all of `others` are among these.
+    pub fn includes(self, others: Self) -> bool {
+        self.0 & others.0 == others.0
     }
 
     /// Whether there are none.
