@@ -12,6 +12,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use splitrail_engine::kv_events::OtherGroups;
 use splitrail_kv::{BlockHash, Namespace, chain_hashes};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -205,6 +206,11 @@ impl Canary {
             engine_block_size: load.and_then(|load| load.block_size),
             cached_tokens: reply.cached_tokens,
             is_truncated: worker.index_is_truncated(),
+            lacks_full_attention: worker
+                .kv
+                .event_stats
+                .unfollowed_groups()
+                .includes(OtherGroups::named("no_full_attention")),
             ..CanaryBlocks::default()
         }
     }

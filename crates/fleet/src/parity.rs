@@ -46,11 +46,13 @@ pub enum Cause {
     Rank,
     /// Events were received, but none was about the prompt's blocks.
     Unmatched,
+    /// The model has no full attention, so its events do not say where in a prompt a block is.
+    NoFullAttention,
 }
 
 impl Cause {
     /// All causes.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Template,
         Self::SpecialTokens,
         Self::Vocabulary,
@@ -61,6 +63,7 @@ impl Cause {
         Self::UnknownParent,
         Self::Rank,
         Self::Unmatched,
+        Self::NoFullAttention,
     ];
 
     /// The label in metrics, logs and `/admin/workers`.
@@ -76,6 +79,7 @@ impl Cause {
             Self::UnknownParent => "unknown_parent",
             Self::Rank => "rank",
             Self::Unmatched => "unmatched",
+            Self::NoFullAttention => "no_full_attention",
         }
     }
 
@@ -115,6 +119,10 @@ impl Cause {
             Self::Unmatched => {
                 "its events are not of its requests: kv_events and url must be the same engine's, \
                  with the same model"
+            }
+            Self::NoFullAttention => {
+                "the model has no full attention, so its prompts are placed by load; kv_events: none \
+                 says so without a mismatch"
             }
         }
     }

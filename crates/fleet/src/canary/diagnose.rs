@@ -46,6 +46,8 @@ pub(super) struct CanaryBlocks {
     pub(super) cached_tokens: Option<u64>,
     /// Whether the index left out blocks of the worker because of its size limit.
     pub(super) is_truncated: bool,
+    /// Whether the worker's events have cache groups, and none of them is full attention.
+    pub(super) lacks_full_attention: bool,
     /// Counts of the worker's events since the canary began, including those of other requests.
     pub(super) witnessed: EventCounts,
 }
@@ -114,6 +116,7 @@ pub(super) fn blocks(seen: &CanaryBlocks) -> CanaryResult {
         }
         _ if found > 0 => CanaryResult::Unclear(UnclearReason::Evicted),
         _ if witnessed.other_rank > 0 && nothing_stored => CanaryResult::Differ(Cause::Rank),
+        _ if seen.lacks_full_attention => CanaryResult::Differ(Cause::NoFullAttention),
         _ if witnessed.parentless > 0 => CanaryResult::Differ(Cause::UnknownParent),
         _ => CanaryResult::Differ(Cause::Unmatched),
     }

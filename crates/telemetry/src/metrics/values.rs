@@ -152,6 +152,7 @@ pub(crate) const CANARY_CAUSES: &[&str] = &[
     "unknown_parent",
     "rank",
     "unmatched",
+    "no_full_attention",
     "no_reply",
     "no_reply_in_time",
     "refused",

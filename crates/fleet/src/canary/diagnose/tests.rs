@@ -58,6 +58,7 @@ const GOOD: CanaryBlocks = CanaryBlocks {
     engine_block_size: Some(16),
     cached_tokens: Some(0),
     is_truncated: false,
+    lacks_full_attention: false,
     witnessed: EventCounts {
         events: 1,
         stored: 3,
@@ -98,6 +99,7 @@ fn blocks_that_are_not_found_name_why() {
             CanaryBlocks { witnessed: EventCounts { parentless: 3, ..NONE }, ..lost },
             Cause::UnknownParent,
         ),
+        (CanaryBlocks { lacks_full_attention: true, ..lost }, Cause::NoFullAttention),
         (lost, Cause::Unmatched),
         // Events of other requests say nothing about the canary's blocks.
         (CanaryBlocks { found: 0, ..GOOD }, Cause::Unmatched),
