@@ -66,6 +66,7 @@ async fn beside(size: usize, rounds: usize, report: &mut Report) -> Result<(), F
             exclusions,
             readable_blocks: 0,
             takes_prefix: false,
+            from: None,
             now,
         };
         let seen = time(&mut looks, || pool.candidates(&roster, query));

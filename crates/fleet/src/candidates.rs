@@ -41,6 +41,9 @@ pub(super) struct CandidateBuilder<'a> {
     /// Where the worker is that hands over to a decode leg, and what that does to the time.
     from: Location,
     links: LinkScales,
+    /// Whether the leg is given the states of recurrent layers, so that it uses all that the worker holds
+    /// in full attention.
+    takes_states: bool,
     /// What the leg can read back.
     readable_pins: Option<ReadablePins<'a>>,
     /// The worker with the most blocks of the prompt of which some are in a store.
@@ -65,6 +68,8 @@ struct HeldBlocks {
     current: bool,
     sent: u32,
     computed: u32,
+    /// The blocks of the overlap if the engine did the opposite with the last block of a hit.
+    otherwise: u32,
     /// What a worker with several cache groups holds in full attention; `None` of any other worker.
     spine_blocks: Option<u32>,
 }
@@ -100,15 +105,17 @@ impl<'a> CandidateBuilder<'a> {
             block_size: 0,
             from: Location::default(),
             links: LinkScales::default(),
+            takes_states: false,
             readable_pins: None,
             store: overlaps.longest_with_store(),
             now,
         }
     }
 
-    /// Has a decode leg take its KV from a worker at this place.
-    pub(super) fn handed_over(self, from: Location, links: LinkScales) -> Self {
-        Self { from, links, ..self }
+    /// Has a decode leg take its KV from a worker at this place, and perhaps the states of recurrent
+    /// layers.
+    pub(super) fn handed_over(self, from: Location, links: LinkScales, takes_states: bool) -> Self {
+        Self { from, links, takes_states, ..self }
     }
 
     /// Lets workers take prefixes from others within these bounds, in blocks of this size.
@@ -197,6 +204,7 @@ impl<'a> CandidateBuilder<'a> {
             overlap_blocks: overlap.blocks,
             spine_blocks: spine_blocks.map_or(0, about_to_hold),
             overlap_by_tier: overlap.by_tier,
+            overlap_otherwise: held.otherwise,
             overlap_discount: worker.kv.drift.discount(),
             speculative_blocks: 0,
             // Without events the router does not learn when the prompt has been computed.
@@ -229,35 +237,47 @@ impl<'a> CandidateBuilder<'a> {
 
     fn of_rank(&self, worker: &Worker, rank: u16, current: bool) -> HeldBlocks {
         let key = rank_key(worker.index, rank);
+        let drops = worker.kv.last_block.is_dropped();
         // Only a current index counts as confirmed.
-        let overlap = if current { self.overlap(key) } else { Overlap::default() };
+        let found = if current { self.overlaps_by_rule(key) } else { Default::default() };
+        let (overlap, otherwise) = (found[usize::from(drops)], found[usize::from(!drops)].blocks);
         let sent = self.found.speculative.get(key);
         let computed = self.found.approximate.get(key);
         let spine_blocks = self.spine_blocks(key, current);
-        HeldBlocks { overlap, current, sent, computed, spine_blocks }
+        HeldBlocks { overlap, current, sent, computed, otherwise, spine_blocks }
     }
 
     fn spine_blocks(&self, key: WorkerKey, current: bool) -> Option<u32> {
-        let is_hybrid = current && self.overlaps.has_resume_points(key);
+        let is_hybrid = current && !self.takes_states && self.overlaps.has_resume_points(key);
         is_hybrid.then(|| self.overlaps.spine_blocks(key))
     }
 
-    fn overlap(&self, key: WorkerKey) -> Overlap {
-        let overlap = self.overlaps.get(key);
+    /// What a worker or rank can use if its engine keeps the last block of a hit, and if it drops it.
+    fn overlaps_by_rule(&self, key: WorkerKey) -> [Overlap; 2] {
+        if self.takes_states {
+            return [self.overlaps.spine(key); 2];
+        }
+        let found = self.overlaps.with_and_without_last_block(key);
         // What a store has of other cache groups than full attention is not known.
-        if self.overlaps.has_resume_points(key) { overlap } else { overlap.with_store(self.store) }
+        if self.overlaps.has_resume_points(key) {
+            return found;
+        }
+        found.map(|overlap| overlap.with_store(self.store))
     }
 
     /// For a worker that chooses the rank itself: the blocks that all ranks hold. No block is
     /// speculative, because the router does not know to which rank prompts went.
     fn of_whichever_rank(&self, worker: &Worker) -> HeldBlocks {
         let current = worker.overlap_is_believed(None);
-        let of_rank = |rank| self.overlap(rank_key(worker.index, rank));
+        let drops = worker.kv.last_block.is_dropped();
+        let of_rank =
+            |rank| self.overlaps_by_rule(rank_key(worker.index, rank))[usize::from(drops)];
         let ranks = (0..worker.ranks.count()).filter(|_| current);
         let overlap = ranks.map(of_rank).min_by_key(|overlap| overlap.blocks).unwrap_or_default();
         let keys = (0..worker.ranks.count()).map(|rank| rank_key(worker.index, rank));
         let spine_blocks = keys.filter_map(|key| self.spine_blocks(key, current)).min();
-        HeldBlocks { overlap, current, sent: 0, computed: 0, spine_blocks }
+        let otherwise = overlap.blocks;
+        HeldBlocks { overlap, current, sent: 0, computed: 0, otherwise, spine_blocks }
     }
 
     /// The load of a worker; with several ranks, the mean load of one rank, rounded up.

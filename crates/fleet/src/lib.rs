@@ -15,6 +15,7 @@ mod follow;
 mod health;
 pub mod indexing;
 pub mod intake;
+pub mod last_block;
 mod learn;
 pub mod leg;
 pub mod lifecycle;

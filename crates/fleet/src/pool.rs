@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
+use splitrail_engine::kv_events::OtherGroups;
 use splitrail_kv::{BlockHash, Index, IndexConfig, IndexReader, Overlaps, SplitMix64, Tier};
 use tokio::sync::watch;
 
@@ -20,7 +21,7 @@ use super::waiting::WaitingQueues;
 use super::worker::Worker;
 use crate::conversations::RecentConversations;
 use crate::losses::Losses;
-use splitrail_config::model::{Model, SaturationConfig, SpeculativeIndexConfig};
+use splitrail_config::model::{Connector, Model, SaturationConfig, SpeculativeIndexConfig};
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::{Candidate, Distance, Leg, LinkScales, Location, Source, WorkerIndex};
 use splitrail_workload::calibration::Calibration;
@@ -49,8 +50,8 @@ pub struct CandidateQuery<'a> {
     pub readable_blocks: u32,
     /// Whether the leg itself may take a prefix from another worker (one shot).
     pub takes_prefix: bool,
-    /// Where the worker is that hands over to a decode leg.
-    pub from: Location,
+    /// Where the worker is that hands over to a decode leg; `None` if the leg takes nothing over.
+    pub from: Option<Location>,
     /// The current time.
     pub now: Instant,
 }
@@ -88,6 +89,8 @@ pub struct Pool {
     pub(super) fetch_bounds: ArcSwapOption<FetchBounds>,
     /// Whether the policy uses predicted costs. Reading them takes a lock per worker.
     uses_costs: AtomicBool,
+    /// Whether hand-offs bring the states of recurrent layers, whatever the decode worker has.
+    hands_over_states: AtomicBool,
     /// What has been learned of hand-offs over other distances than within a zone.
     links: Mutex<LinkScales>,
     /// Counts of cache hits that were lost, by cause.
@@ -119,6 +122,7 @@ impl Pool {
             saturation: ArcSwap::default(),
             fetch_bounds: ArcSwapOption::empty(),
             uses_costs: AtomicBool::new(true),
+            hands_over_states: AtomicBool::new(false),
             links: Mutex::default(),
             losses: Losses::default(),
             turns: Default::default(),
@@ -179,6 +183,8 @@ impl Pool {
         self.fetch_bounds.store(FetchBounds::of(model).map(Arc::new));
         self.hot.configure(model);
         self.uses_costs.store(model.uses_costs(), Relaxed);
+        let hands_over_states = matches!(model.connector, Connector::Nixl | Connector::NixlPush);
+        self.hands_over_states.store(hands_over_states, Relaxed);
     }
 
     /// Uniformly distributed random bits for one decision.
@@ -395,7 +401,10 @@ impl Pool {
         } = query;
         able.clear();
         FOUND.with_borrow_mut(|(overlaps, found)| {
-            let before_last = query.prompt_tokens.saturating_sub(1);
+            let hands_over_states = self.hands_over_states.load(Relaxed) && has_states(roster);
+            // The decode worker computes the last token then, and the prefill worker one more.
+            let computed = if hands_over_states && leg == Leg::Prefill { 2 } else { 1 };
+            let before_last = query.prompt_tokens.saturating_sub(computed);
             let resumed_max = before_last.checked_div(self.block_size().into()).unwrap_or(0);
             self.reader.find_resumed(hashes, resumed_max as u32, overlaps);
             self.speculative_index.find(now, hashes, found);
@@ -406,7 +415,7 @@ impl Pool {
             let readable = hashes.get(..readable_blocks as usize).unwrap_or(hashes);
             let links = *self.links.lock().unwrap_or_else(PoisonError::into_inner);
             let builder = CandidateBuilder::new(roster, overlaps, found, busy, uses_costs, now)
-                .handed_over(from, links)
+                .handed_over(from.unwrap_or_default(), links, hands_over_states && from.is_some())
                 .fetching(fetches, takes_prefix, self.block_size())
                 .reading(self.read_back.readable_pins(now, readable));
             for worker in roster.iter().filter(|worker| is_candidate(worker, leg, exclusions)) {
@@ -414,6 +423,12 @@ impl Pool {
             }
         });
     }
+}
+
+/// Whether the model has recurrent layers, as the events of any worker say.
+fn has_states(roster: &Roster) -> bool {
+    let states = OtherGroups::named("mamba");
+    roster.iter().any(|worker| worker.kv.event_stats.followed_groups().includes(states))
 }
 
 fn is_candidate(worker: &Worker, leg: Leg, exclusions: &[Exclusion]) -> bool {

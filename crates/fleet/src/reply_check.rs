@@ -45,6 +45,18 @@ pub fn check_reply(
     }
     let compared = EstimateBasis { epoch: expected.epoch, block_size: expected.block_size };
     compare(metrics, served, worker, compared, [estimate, engine]);
+    let otherwise = expected.cached_tokens_otherwise(prompt_tokens);
+    if expected.epoch == audit.epoch() && worker.kv.last_block.compare(estimate, otherwise, engine)
+    {
+        worker.index_begins_anew();
+        tracing::info!(
+            model = served.name(),
+            worker = worker.id(),
+            drops_last_block = worker.kv.last_block.is_dropped(),
+            "the worker's cached_tokens show whether its engine drops the last block of a hit (EAGLE, \
+             MTP): its overlap follows that from now on"
+        );
+    }
 }
 
 /// Counts whether a reply had a usage object, and names the worker in the log, once, if it never has
@@ -162,9 +174,9 @@ fn likely_cause(worker: &Worker) -> &'static str {
     if !stats.unfollowed_groups().is_empty() {
         "the model is hybrid, and some of its cache groups are not followed"
     } else if !stats.followed_groups().is_empty() {
-        "the model is hybrid, and an option that no event names changes its hits: speculative decoding \
-         (EAGLE, MTP), which drops the end of a hit, or bounded replay of sliding windows"
+        "the model is hybrid, and an option that no event names changes its hits: draft layers (EAGLE) \
+         in several cache groups, or bounded replay of sliding windows"
     } else {
-        "the engine does not announce all that it evicts, or has speculative decoding (EAGLE, MTP)"
+        "the engine does not announce all that it evicts"
     }
 }

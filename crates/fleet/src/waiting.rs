@@ -18,7 +18,7 @@ use super::pool::{CandidateQuery, Pool};
 use super::roster::Roster;
 use splitrail_api::steering::Urgency;
 use splitrail_policy::queue::{Item, Payer, Queue, QueueConfig, QueueRefusal, Ticket, View};
-use splitrail_policy::{Candidate, Choice, Leg, Location, Policy, Query, Source};
+use splitrail_policy::{Candidate, Choice, Leg, Policy, Query, Source};
 use splitrail_workload::booking::Booking;
 use splitrail_workload::clock::ns_since;
 
@@ -324,7 +324,7 @@ impl View<Arc<Waiter>> for FleetView<'_> {
             exclusions: excluded,
             readable_blocks: *readable_blocks,
             takes_prefix: *takes_prefix,
-            from: Location::default(),
+            from: None,
             now: self.now,
         };
         self.pool.list_candidates(&self.roster, query, out);

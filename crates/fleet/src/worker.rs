@@ -16,6 +16,7 @@ use super::bootstrap::Bootstrap;
 use super::drift::Drift;
 use super::engine_facts::EngineFacts;
 use super::event_stats::EventStats;
+use super::last_block::LastBlock;
 use super::load_report::{LOAD_STALE, LoadReport, RecentLoad};
 use super::missing_hand_offs::MissingHandOffs;
 use super::parity::ParityMonitor;
@@ -112,6 +113,8 @@ pub struct IndexTrust {
     pub usage_stats: UsageStats,
     /// Limits log lines about usage that cannot be used as the engine reports it.
     pub usage_log: LogThrottle,
+    /// Whether the engine drops the last block of each hit.
+    pub last_block: LastBlock,
     /// The reaction to drift of the index.
     pub drift: Drift,
     /// Whether worker and router agree on tokens and block hashes.
@@ -184,6 +187,7 @@ impl Worker {
             health: WorkerHealth::new(&config.id),
             kv: IndexTrust {
                 usage_stats: UsageStats::default(),
+                last_block: LastBlock::default(),
                 held_blocks: AtomicUsize::new(0),
                 usage_log: LogThrottle::default(),
                 drift: Drift::default(),

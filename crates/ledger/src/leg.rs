@@ -66,6 +66,8 @@ pub struct Expectation {
     pub prompt_tokens: Option<u32>,
     /// Leading blocks that the worker held, as confirmed by its events.
     pub overlap: Overlap,
+    /// The blocks of `overlap` if the engine did the opposite with the last block of a hit.
+    pub blocks_otherwise: u32,
     /// Whether the engine may find less than `overlap`, so that no estimate is made from it.
     pub overlap_is_upper_bound: bool,
     /// The last blocks of `overlap`, which a peer fetch has brought for this leg.
@@ -96,6 +98,11 @@ impl Expectation {
             true => 0,
             false => estimate_cached_tokens(self.overlap.blocks, prompt_tokens, self.block_size),
         }
+    }
+
+    /// [`Self::cached_tokens`] if the engine did the opposite with the last block of a hit.
+    pub fn cached_tokens_otherwise(&self, prompt_tokens: u32) -> u32 {
+        estimate_cached_tokens(self.blocks_otherwise, prompt_tokens, self.block_size)
     }
 
     /// The part of `cached_tokens` that a peer fetch has brought: what lies behind the blocks that

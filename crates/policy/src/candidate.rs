@@ -69,6 +69,9 @@ pub struct Candidate {
     pub spine_blocks: u32,
     /// The same blocks by the fastest tier that has them (`Tier as usize`).
     pub overlap_by_tier: [u32; Tier::COUNT],
+    /// The overlap in blocks if the worker's engine did the opposite with the last block of a hit, which
+    /// is learned from such differences.
+    pub overlap_otherwise: u32,
     /// The share of the overlap, from 0 to 1, that does not count because the worker has found
     /// fewer blocks than the index said (drift).
     pub overlap_discount: f64,
@@ -130,6 +133,7 @@ impl Default for Candidate {
             overlap_blocks: 0,
             spine_blocks: 0,
             overlap_by_tier: [0; Tier::COUNT],
+            overlap_otherwise: 0,
             overlap_discount: 0.0,
             speculative_blocks: 0,
             underway_blocks: 0,

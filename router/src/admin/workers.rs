@@ -129,6 +129,7 @@ fn trust(worker: &Worker) -> Value {
         "cache_groups": worker.kv.event_stats.followed_groups().names().collect::<Vec<_>>(),
         "unfollowed_cache_groups":
             worker.kv.event_stats.unfollowed_groups().names().collect::<Vec<_>>(),
+        "drops_last_block": worker.kv.last_block.is_dropped(),
     })
 }
 

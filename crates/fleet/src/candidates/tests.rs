@@ -12,7 +12,7 @@ use splitrail_kv::{
 use crate::ranks::rank_key;
 use crate::{CandidateQuery, Pool};
 use splitrail_config::model::SpeculativeIndexConfig;
-use splitrail_policy::{Location, WorkerIndex};
+use splitrail_policy::WorkerIndex;
 
 use super::*;
 
@@ -62,7 +62,7 @@ fn seen(pool: &Pool, hashes: &[BlockHash]) -> Vec<Candidate> {
             exclusions: &[],
             readable_blocks: 0,
             takes_prefix: false,
-            from: Location::default(),
+            from: None,
             now,
         },
     )

@@ -1,6 +1,9 @@
 //! Tests of what placing a prompt sees of workers.
 
-use splitrail_kv::{EngineHash, HashSeed, KvEvent, Namespace, StoredBlock, Tier, chain_hashes};
+use splitrail_kv::{
+    CacheGroup, EngineHash, GroupRule, HashSeed, KvEvent, Namespace, StoredBlock, Tier,
+    chain_hashes,
+};
 
 use super::*;
 use crate::parity::{Cause, Parity};
@@ -71,7 +74,7 @@ fn overlap_is_believed_only_while_events_come_in_and_the_worker_agrees() {
             exclusions: &[],
             readable_blocks: 0,
             takes_prefix: false,
-            from: Location::default(),
+            from: None,
             now,
         };
         let seen = pool.candidates(&roster, query);
@@ -124,7 +127,7 @@ fn seen(pool: &Pool, hashes: &[BlockHash], now: Instant) -> (u32, u32, u32) {
         exclusions,
         readable_blocks,
         takes_prefix,
-        from: Location::default(),
+        from: None,
         now,
     };
     let seen = pool.candidates(&roster, query)[0];
@@ -201,4 +204,69 @@ fn a_seed_makes_the_draws_repeatable() {
     assert_eq!(pool(Some(7)), pool(Some(7)));
     assert_ne!(pool(Some(7)), pool(Some(8)));
     assert_ne!(pool(None), pool(None));
+}
+
+/// The confirmed blocks of the only worker for a leg, and those if its engine did the opposite with the
+/// last block of a hit.
+fn usable(pool: &Pool, hashes: &[BlockHash], leg: Leg, from: Option<Location>) -> (u32, u32) {
+    let query = CandidateQuery {
+        leg,
+        hashes,
+        prompt_tokens: hashes.len() as u64 * 2 + 1,
+        exclusions: &[],
+        readable_blocks: 0,
+        takes_prefix: false,
+        from,
+        now: Instant::now(),
+    };
+    let seen = pool.candidates(&pool.roster(), query)[0];
+    (seen.overlap_blocks, seen.overlap_otherwise)
+}
+
+/// Has the only worker hold the three blocks of a prompt, and the state after some of them.
+fn hold_with_states(pool: &Pool, worker: &Worker, states: &[u64]) {
+    let block = |number: u32| {
+        let tokens = vec![2 * number - 1, 2 * number];
+        StoredBlock { hash: EngineHash(number.into()), tokens, opaque: false }
+    };
+    let (blocks, tier) = ((1..=3).map(block).collect(), Tier::Device);
+    let stored = KvEvent::Stored { parent: None, blocks, adapter: None, salt: None, tier };
+    let group = CacheGroup { number: 1, rule: GroupRule::State, block_size: 2 };
+    let hashes = states.iter().map(|state| EngineHash(*state)).collect();
+    let state = KvEvent::GroupStored { group, parent: None, tokens: 6, hashes };
+    pool.index().apply(rank_key(WorkerIndex(0), 0), &stored);
+    pool.index().apply(rank_key(WorkerIndex(0), 0), &state);
+    worker.kv.event_stats.add_followed_groups(OtherGroups::named("mamba"));
+}
+
+#[test]
+fn a_worker_that_is_handed_states_uses_all_that_it_holds_in_full_attention() {
+    let (pool, worker, hashes) = assuming(SPECULATIVE);
+    worker.set_events_current(true);
+    hold_with_states(&pool, &worker, &[2, 3]);
+    let from = Some(Location::default());
+    assert_eq!(usable(&pool, &hashes, Leg::Prefill, None), (3, 2));
+    assert_eq!(usable(&pool, &hashes[..2], Leg::Decode, from), (2, 0));
+    pool.hands_over_states.store(true, Relaxed);
+    // Prefill leaves the last token to decode, and computes one itself.
+    assert_eq!(usable(&pool, &hashes, Leg::Prefill, None), (2, 2));
+    assert_eq!(usable(&pool, &hashes, Leg::Aggregated, None), (3, 2));
+    let (pool, worker, hashes) = assuming(SPECULATIVE);
+    worker.set_events_current(true);
+    hold_with_states(&pool, &worker, &[1]);
+    assert_eq!(usable(&pool, &hashes, Leg::Decode, from), (1, 1));
+    pool.hands_over_states.store(true, Relaxed);
+    assert_eq!(usable(&pool, &hashes, Leg::Decode, from), (3, 3));
+    assert_eq!(usable(&pool, &hashes, Leg::Decode, None), (1, 1), "it computes the prompt");
+}
+
+#[test]
+fn a_worker_whose_engine_drops_the_last_block_of_a_hit_can_use_one_less() {
+    let (pool, worker, hashes) = assuming(SPECULATIVE);
+    worker.set_events_current(true);
+    hold_with_states(&pool, &worker, &[1, 3]);
+    assert_eq!(usable(&pool, &hashes, Leg::Aggregated, None), (3, 1));
+    let learned: Vec<_> = (0..8).map(|_| worker.kv.last_block.compare(6, 2, 2)).collect();
+    assert_eq!(learned.iter().filter(|learned| **learned).count(), 1);
+    assert_eq!(usable(&pool, &hashes, Leg::Aggregated, None), (1, 3));
 }

@@ -79,6 +79,7 @@ impl Worker {
         self.engine.echoes.forget();
         self.kv.parity.forget();
         self.kv.drift.forget();
+        self.kv.last_block.forget();
         self.kv.usage_stats.restart();
     }
 }

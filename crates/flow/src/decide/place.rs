@@ -48,6 +48,8 @@ pub(crate) struct PlacedLeg {
     pub(crate) believed_blocks: u32,
     /// Leading blocks of the speculative index, including `overlap_blocks`; used for bookings.
     pub(crate) speculative_blocks: u32,
+    /// `overlap_blocks` if the engine did the opposite with the last block of a hit.
+    overlap_otherwise: u32,
     /// `overlap_blocks` split by tier.
     pub(crate) overlap_by_tier: [u32; Tier::COUNT],
     /// The prefix that the worker is to fetch from another worker before the leg is sent.
@@ -162,6 +164,7 @@ impl PlacedLeg {
         Expectation {
             prompt_tokens: unit.prompt_tokens,
             overlap: Overlap { blocks: self.overlap_blocks, by_tier: self.overlap_by_tier },
+            blocks_otherwise: self.overlap_otherwise,
             overlap_is_upper_bound: self.worker.overlap_is_upper_bound(),
             fetched_blocks: self.fetched_blocks,
             recomputed_tokens: self.recomputed_tokens,
@@ -197,8 +200,8 @@ pub(crate) struct LegRules<'a> {
     pub(crate) readable_blocks: u32,
     /// Whether the leg itself may take a prefix from another worker (one shot).
     pub(crate) takes_prefix: bool,
-    /// Where the worker is that hands over to a decode leg.
-    pub(crate) from: Location,
+    /// Where the worker is that hands over to a decode leg; `None` if the leg takes nothing over.
+    pub(crate) from: Option<Location>,
 }
 
 impl<'a> LegRules<'a> {
@@ -211,13 +214,13 @@ impl<'a> LegRules<'a> {
             may_fetch: false,
             readable_blocks: 0,
             takes_prefix: false,
-            from: Location::default(),
+            from: None,
         }
     }
 
     /// Any worker for a decode leg that takes its KV from this one, except the excluded workers.
     pub(crate) fn decode(from: &Worker, excluded: &'a [Exclusion]) -> Self {
-        Self { from: from.transfer.location, ..Self::any(Leg::Decode, excluded) }
+        Self { from: Some(from.transfer.location), ..Self::any(Leg::Decode, excluded) }
     }
 
     /// The query for a pool's candidates, regardless of how many blocks the candidates hold.
@@ -390,7 +393,7 @@ fn record_choice(
         // This cannot happen: the candidates were taken from the same roster.
         return Err(Error::new(ErrorKind::Internal, "a candidate is not in its roster"));
     };
-    let distance = rules.from.distance(worker.transfer.location);
+    let distance = rules.from.unwrap_or_default().distance(worker.transfer.location);
     record(prompt, query, rules, pick);
     if unit.unknown.is_none() || !unit.hashes.is_empty() {
         let fetched_blocks = choice.fetch().map_or(0, |fetch| fetch.blocks);
@@ -405,6 +408,7 @@ fn record_choice(
         worker,
         rank,
         overlap_blocks,
+        overlap_otherwise: chosen.overlap_otherwise,
         believed_blocks: chosen.believed_blocks(),
         speculative_blocks,
         overlap_by_tier,

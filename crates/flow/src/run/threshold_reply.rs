@@ -78,6 +78,7 @@ fn settle(
     let expected = Expectation {
         prompt_tokens: unit.prompt_tokens,
         overlap: Overlap { blocks, by_tier: [blocks, 0, 0, 0] },
+        blocks_otherwise: blocks,
         overlap_is_upper_bound: roster.iter().any(|worker| worker.overlap_is_upper_bound()),
         fetched_blocks: 0,
         recomputed_tokens: 0,

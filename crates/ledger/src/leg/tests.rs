@@ -206,7 +206,7 @@ proptest! {
     ) {
         let expected = Expectation {
             prompt_tokens: known, overlap: overlap(by_tier), overlap_is_upper_bound: false, fetched_blocks,
-            recomputed_tokens, block_size,
+            recomputed_tokens, block_size, blocks_otherwise: 0,
             bypasses_cache, several_samples: false,
             comparable: true,
             epoch: 0,

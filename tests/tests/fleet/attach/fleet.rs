@@ -6,7 +6,7 @@ use serde_json::json;
 use splitrail_fleet::parity::Parity;
 use splitrail_fleet::{CandidateQuery, WorkerSource};
 use splitrail_kv::BlockHash;
-use splitrail_policy::{Candidate, Leg, Location};
+use splitrail_policy::{Candidate, Leg};
 use splitrail_proto::v1;
 use splitrail_proto::v1::attach_request::Message;
 use splitrail_sim::{Role, SimConfig, SimEngine};
@@ -32,7 +32,7 @@ fn candidate(cluster: &Cluster, id: &str, hashes: &[u64]) -> Candidate {
         exclusions: &[],
         readable_blocks: 0,
         takes_prefix: false,
-        from: Location::default(),
+        from: None,
         now,
     };
     let seen = pool.candidates(&pool.roster(), query);
