@@ -69,8 +69,10 @@ def engines_survive(prefill, decode):
 LAST = (
     "test_adapter.py",
     "test_data_parallel.py",
+    "test_eagle.py",
     "test_fetch.py",
     "test_hybrid.py",
+    "test_hybrid_pair.py",
     "test_mooncake.py",
     "test_placement.py",
     "test_push.py",

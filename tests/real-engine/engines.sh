@@ -22,6 +22,9 @@
 #   engines.sh embed PORT                     a server that embeds, and generates nothing
 #   engines.sh adapter PORT                   a server that also serves the LoRA adapter `tiny-lora`
 #   engines.sh hybrid PORT KIND BLOCKS        a server of a tiny hybrid model (make_tiny_hybrid.py)
+#   engines.sh hybrid_pd PREFILL_PORT DECODE_PORT ALONE_PORT KIND BLOCKS
+#                                             a pair of such servers joined by NIXL, and one on its own
+#   engines.sh eagle PORT BLOCKS              a server with speculative decoding (EAGLE)
 #   engines.sh crash PORT...                  kills servers of a pair
 #   engines.sh again PORT...                  starts servers of a pair that were killed, as what they were
 #   engines.sh freeze PORT...                 stops all processes of servers, until `thaw PORT...`
@@ -579,17 +582,43 @@ adapter() {
 hybrid() {
     [ $# -eq 3 ] || die "usage: engines.sh hybrid PORT KIND BLOCKS"
     install
-    model=$dir/tiny-hybrid-$2
-    "$venv/bin/python" "$here/make_tiny_hybrid.py" "$model" "$2" "$tiny_model"
-    # The layers of these models come in bfloat16 only.
-    calmly launch "$1" --load-format dummy --dtype bfloat16 --max-model-len 1024 --max-num-batched-tokens 512 \
-        --num-gpu-blocks-override "$3"
+    launch_hybrid "$1" "$2" "$3"
     await "$1"
+}
+
+hybrid_pd() {
+    [ $# -eq 5 ] || die "usage: engines.sh hybrid_pd PREFILL_PORT DECODE_PORT ALONE_PORT KIND BLOCKS"
+    install
+    launch_hybrid "$1" "$4" "$5" --kv-transfer-config "$(nixl NixlConnector kv_producer)"
+    launch_hybrid "$2" "$4" "$5" --kv-transfer-config "$(nixl NixlConnector kv_consumer)"
+    launch_hybrid "$3" "$4" "$5"
+    local port
+    for port in "$1" "$2" "$3"; do await "$port"; done
+}
+
+eagle() {
+    [ $# -eq 2 ] || die "usage: engines.sh eagle PORT BLOCKS"
+    install
+    local draft=$dir/tiny-draft
+    "$venv/bin/python" "$here/make_tiny_hybrid.py" "$draft" draft "$tiny_model"
+    calmly launch "$1" --load-format dummy --num-gpu-blocks-override "$2" \
+        --speculative-config "{\"method\": \"eagle\", \"model\": \"$draft\", \"num_speculative_tokens\": 1}"
+    await "$1"
+}
+
+launch_hybrid() { # launch_hybrid PORT KIND BLOCKS [vllm flags...]
+    local port=$1 kind=$2 blocks=$3
+    shift 3
+    model=$dir/tiny-hybrid-$kind
+    "$venv/bin/python" "$here/make_tiny_hybrid.py" "$model" "$kind" "$tiny_model"
+    # The layers of these models come in bfloat16 only. Servers make up the same weights.
+    calmly launch "$port" --load-format dummy --dtype bfloat16 --max-model-len 1024 --max-num-batched-tokens 512 \
+        --num-gpu-blocks-override "$blocks" "$@"
 }
 
 command=${1:-}
 [ $# -eq 0 ] || shift
 case $command in
-    install | pd | bidirectional | push | peers | shared_storage | mooncake | sglang | sglang_ranks | plain | ranks | embed | adapter | hybrid | crash | again | freeze | thaw | status | stop) "$command" "$@" ;;
+    install | pd | bidirectional | push | peers | shared_storage | mooncake | sglang | sglang_ranks | plain | ranks | embed | adapter | hybrid | hybrid_pd | eagle | crash | again | freeze | thaw | status | stop) "$command" "$@" ;;
     *) sed -n '2,/^set /{/^set /d; s/^# \{0,1\}//; p}' "${BASH_SOURCE[0]}" >&2; exit 64 ;;
 esac

@@ -1,9 +1,10 @@
-"""Makes the configuration of a tiny hybrid model, whose weights the engine makes up.
+"""Makes the configuration of a tiny model, whose weights the engine makes up.
 
 Usage: make_tiny_hybrid.py FOLDER KIND TOKENIZER_FOLDER
 
 KIND is `gpt_oss` (a sliding window and full attention in turn), `gemma3` (five sliding windows for one
-full attention) or `qwen3_next` (three linear attentions for one full attention). The tokenizer is copied.
+full attention) or `qwen3_next` (three linear attentions for one full attention), or `draft`: a layer that
+drafts for the tiny model. The tokenizer is copied.
 """
 
 import json
@@ -33,6 +34,15 @@ COMMON = {
 }
 
 KINDS = {
+    "draft": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "head_dim": 64,
+        "rope_theta": 10000.0,
+    },
     "gpt_oss": {
         "architectures": ["GptOssForCausalLM"],
         "model_type": "gpt_oss",

@@ -46,7 +46,7 @@ def hybrid_router(engine, kind):
         yield router
 
 
-def workload(choose, history):
+def workload(choose, history, requests=REQUESTS):
     """A shared prefix with another end, a further turn of a chat, or a prompt again."""
 
     def ids(count):
@@ -54,7 +54,7 @@ def workload(choose, history):
 
     trunks = [ids(choose.choice([160, 256, 330])) for _ in range(4)]
     history.append(trunks[0])
-    for _ in range(REQUESTS):
+    for _ in range(requests):
         draw = choose.random()
         if draw < 0.45:
             trunk = choose.choice(trunks)

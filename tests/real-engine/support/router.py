@@ -58,7 +58,7 @@ models:
 {workers}
 """
 
-# A hybrid model on one worker, whose block size the engine decides.
+# A hybrid model, whose block size the engines decide.
 HYBRID = """\
 listen:
   http: 127.0.0.1:0
@@ -66,8 +66,8 @@ listen:
 models:
   - name: tiny
     tokenizer: {{ kind: huggingface, path: "{model_path}" }}
-    flow: aggregated
-    connector: none
+    flow: {flow}
+    connector: {connector}
     canary: {{ interval: 24h }}
     workers:
 {workers}
@@ -161,8 +161,9 @@ def adapter_config(model_path, adapter, workers):
     )
 
 
-def hybrid_config(model_path, workers):
-    return HYBRID.format(model_path=model_path, workers="\n".join(workers))
+def hybrid_config(model_path, workers, flow="aggregated", connector="none"):
+    workers = "\n".join(workers)
+    return HYBRID.format(model_path=model_path, workers=workers, flow=flow, connector=connector)
 
 
 class Router:
