@@ -229,6 +229,10 @@ impl Overlaps {
     /// The first `usable` of the `held` blocks of a worker.
     fn cut(&self, slot: u16, held: u32, usable: u32) -> Overlap {
         let mut by_tier = [0; Tier::COUNT];
+        if self.slower.is_empty() {
+            by_tier[Tier::Device as usize] = usable;
+            return Overlap { blocks: usable, by_tier };
+        }
         by_tier[Tier::Device as usize] = held;
         for &(_, tier, slower) in self.slower.iter().filter(|(of, _, _)| *of == slot) {
             by_tier[Tier::Device as usize] -= slower;
