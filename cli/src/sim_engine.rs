@@ -45,6 +45,9 @@ pub(crate) struct SimArgs {
     /// that generates.
     #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
     embeds: bool,
+    /// Whether it also serves `/v1/audio/transcriptions` and `/v1/audio/translations`.
+    #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
+    transcribes: bool,
     /// Number of data-parallel ranks; rank r publishes and replays r ports further.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     data_parallel: u16,
@@ -116,6 +119,7 @@ pub(crate) async fn run(args: SimArgs) -> Result<(), Failure> {
         lease_ms: args.lease_ms,
         honour_threshold: args.honour_threshold,
         embeds: args.embeds,
+        transcribes: args.transcribes,
         data_parallel: args.data_parallel,
         honour_rank_header: args.honour_rank_header,
         ..SimConfig::default()

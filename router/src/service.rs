@@ -76,6 +76,8 @@ impl Reply {
 pub enum ReplyBody {
     /// One JSON object.
     Whole(Bytes),
+    /// A plain text.
+    Text(Bytes),
     /// A stream of events; an error is the last one.
     Events(Events),
 }
@@ -166,11 +168,11 @@ pub async fn serve(core: &Arc<Core>, call: Call, mut scope: Box<Scope>) -> Resul
     match answered {
         Ok((reply, keep_alive)) => {
             let body = match reply.body {
-                ReplyBody::Whole(body) => {
-                    scope.end_whole();
-                    ReplyBody::Whole(body)
-                }
                 ReplyBody::Events(events) => ReplyBody::Events(scope.guard(events, keep_alive)),
+                body => {
+                    scope.end_whole();
+                    body
+                }
             };
             Ok(Reply { body, ..reply })
         }
@@ -200,7 +202,7 @@ async fn answer(
     scope.admit_units(units.len())?;
     let flow = call.steering.flow_for(&served.config)?;
     let flow = if endpoint.generates() { flow } else { RequestFlow::Aggregated };
-    scope.reserve(&served, &units, &options, endpoint.generates())?;
+    scope.reserve(&served, &units, &options, endpoint.generates() || endpoint.transcribes())?;
     let seconds = timeline.end_stage(Stage::Tokenize, Instant::now()).as_secs_f64();
     served.series.router_stage(&core.metrics, served.name(), Stage::Tokenize.name(), seconds);
     let ClientTrace { traceparent, tracestate } = scope.trace_context();
@@ -271,7 +273,9 @@ fn events_of(
 ) -> Events {
     let begun = beginning.and_then(async |body| match body {
         ReplyBody::Events(events) => Ok(events),
-        ReplyBody::Whole(_) => Err(Error::new(ErrorKind::Internal, "the reply is no stream")),
+        ReplyBody::Whole(_) | ReplyBody::Text(_) => {
+            Err(Error::new(ErrorKind::Internal, "the reply is no stream"))
+        }
     });
     Box::pin(begun.try_flatten_stream())
 }
@@ -314,6 +318,9 @@ impl PlannedRequest {
         let body = match body {
             ReplyBody::Whole(reply) => {
                 ReplyBody::Whole(Arc::clone(&context.unread.unread).bind(reply))
+            }
+            ReplyBody::Text(reply) => {
+                ReplyBody::Text(Arc::clone(&context.unread.unread).bind(reply))
             }
             events => events,
         };
@@ -369,7 +376,7 @@ async fn combine(
 fn bytes(begun: &StartedReply) -> usize {
     match begun {
         StartedReply::Whole(reply) => reply.bytes(),
-        StartedReply::Verbatim(reply) => reply.len(),
+        StartedReply::Verbatim(reply) | StartedReply::Text(reply) => reply.len(),
         StartedReply::Stream(_) | StartedReply::RouterEvents(_) => 0,
     }
 }
@@ -388,6 +395,9 @@ fn one_reply(
             // A list has no member for details.
             StartedReply::Verbatim(reply) if detail.is_none() || reply.starts_with(b"[") => {
                 return Ok(ReplyBody::Whole(charged(core, memory, reply)?));
+            }
+            StartedReply::Text(reply) => {
+                return Ok(ReplyBody::Text(charged(core, memory, reply)?));
             }
             StartedReply::Verbatim(reply) => MergedReply::Whole(parsed(reply)?),
             StartedReply::Stream(unit) => MergedReply::Events(unit.into_events(None)),
@@ -461,7 +471,9 @@ fn merged(begun: Vec<StartedReply>, places: Places) -> Result<MergedReply, Error
         let place = || batch.place(prompt_index);
         match answer {
             StartedReply::Whole(reply) => replies.push(reply),
-            StartedReply::Verbatim(reply) => replies.push(parsed(reply)?),
+            StartedReply::Verbatim(reply) | StartedReply::Text(reply) => {
+                replies.push(parsed(reply)?);
+            }
             StartedReply::Stream(unit) => streams.push(unit.into_events(Some(place()))),
             StartedReply::RouterEvents(events) => streams.push(place().made(events)),
         }

@@ -127,8 +127,17 @@ impl Client {
 
     /// The same with headers.
     pub async fn stream_with(&self, path: &str, headers: &[(&str, &str)], body: &Value) -> Events {
-        let request = self.request(Method::POST, path, headers, body.to_string());
-        let response = self.send(request).await;
+        self.stream_bytes(path, headers, body.to_string()).await
+    }
+
+    /// POST of bytes with headers whose reply is read event by event.
+    pub async fn stream_bytes(
+        &self,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: impl Into<Bytes>,
+    ) -> Events {
+        let response = self.send(self.request(Method::POST, path, headers, body)).await;
         Events {
             status: response.status(),
             headers: response.headers().clone(),

@@ -33,6 +33,7 @@ pub(super) fn check(body: &JsonObject, endpoint: Endpoint, limits: &Limits) -> R
         }
         Endpoint::Detokenize => detokenize(body),
         Endpoint::CountTokens => check_messages(body),
+        Endpoint::Transcriptions | Endpoint::Translations => Ok(()),
         _ => tokenize(body),
     }
 }

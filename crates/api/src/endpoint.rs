@@ -38,11 +38,15 @@ pub enum Endpoint {
     Detokenize,
     /// `/v1/messages/count_tokens`: a `/v1/messages` body in, the length of its prompt out.
     CountTokens,
+    /// `/v1/audio/transcriptions`: a form with a recording in, its text out.
+    Transcriptions,
+    /// `/v1/audio/translations`: the same, in English.
+    Translations,
 }
 
 impl Endpoint {
     /// All endpoints.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 18] = [
         Self::Chat,
         Self::Completions,
         Self::Generate,
@@ -59,6 +63,8 @@ impl Endpoint {
         Self::Tokenize,
         Self::Detokenize,
         Self::CountTokens,
+        Self::Transcriptions,
+        Self::Translations,
     ];
 
     /// The endpoint at a path.
@@ -85,13 +91,21 @@ impl Endpoint {
             Self::Tokenize => "/tokenize",
             Self::Detokenize => "/detokenize",
             Self::CountTokens => "/v1/messages/count_tokens",
+            Self::Transcriptions => "/v1/audio/transcriptions",
+            Self::Translations => "/v1/audio/translations",
         }
     }
 
-    /// Whether the endpoint generates tokens. Auxiliary endpoints do not.
+    /// Whether the endpoint generates tokens in the flows of the model. One worker serves auxiliary
+    /// endpoints, which generate none, or the text of a recording.
     pub fn generates(self) -> bool {
         use Endpoint::{Chat, Completions, Generate, Messages, Responses};
         matches!(self, Chat | Completions | Generate | Responses | Messages)
+    }
+
+    /// Whether the body is a form with a recording, and the reply has its text, streamed or not.
+    pub fn transcribes(self) -> bool {
+        matches!(self, Self::Transcriptions | Self::Translations)
     }
 
     /// Whether the model computes the prompt, so that the reply has usage.
@@ -122,6 +136,8 @@ impl Endpoint {
             Self::Pooling => &["input", "messages", "data"],
             Self::Tokenize => &["prompt", "messages"],
             Self::Detokenize => &["tokens"],
+            // The recording is no member.
+            Self::Transcriptions | Self::Translations => &[],
         }
     }
 
@@ -141,6 +157,8 @@ impl Endpoint {
             Self::Tokenize => "tokenize",
             Self::Detokenize => "detokenize",
             Self::CountTokens => "count_tokens",
+            Self::Transcriptions => "transcriptions",
+            Self::Translations => "translations",
         }
     }
 

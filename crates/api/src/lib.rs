@@ -5,6 +5,7 @@ mod auxiliary;
 pub mod bounds;
 mod endpoint;
 pub mod error;
+pub mod form;
 pub mod json;
 mod list;
 pub mod memory_budget;

@@ -8,7 +8,7 @@ const COUNTS: [&str; 6] =
     ["max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "n", "best_of"];
 
 /// The flags that the router reads.
-const FLAGS: [&str; 7] = [
+const FLAGS: [&str; 9] = [
     "stream",
     "store",
     "background",
@@ -16,6 +16,8 @@ const FLAGS: [&str; 7] = [
     "use_beam_search",
     "add_special_tokens",
     "skip_reading_prefix_cache",
+    "stream_include_usage",
+    "stream_continuous_usage_stats",
 ];
 
 /// Integers up to this one have an exact value as a floating-point number.

@@ -5,6 +5,7 @@ use serde_json::value::RawValue;
 use splitrail_engine::json;
 
 use super::endpoint::Endpoint;
+use super::form::Recording;
 use super::json::{JsonObject, Piece};
 use super::list::{self, ListError};
 use super::plain::make_plain;
@@ -28,6 +29,8 @@ pub enum Prompt {
     Messages,
     /// Token ids.
     Tokens(Vec<u32>),
+    /// A recording, which stands beside the body: the other fields of its form.
+    Recording(Recording),
     /// A prompt that only the engine can tokenise, such as embeddings; the reason.
     Opaque(&'static str),
 }
@@ -56,7 +59,8 @@ pub struct Options {
     pub bypasses_cache: Option<&'static str>,
     /// Whether the prompt is given as embeddings (`prompt_embeds`).
     pub embeds: bool,
-    /// Whether the engine may run further turns by itself, each with another prompt.
+    /// Whether the engine may run further turns by itself, each with another prompt or another piece
+    /// of it.
     pub engine_takes_turns: bool,
     /// Whether the decode leg's engine will refuse the request because of members that a prefill
     /// leg does not carry.
@@ -149,8 +153,8 @@ impl Inbound {
         if !endpoint.generates() {
             auxiliary::check(&body, endpoint, limits)?;
             let cache_salt = body.get("cache_salt", "a string")?;
-            let prompts = vec![(Prompt::Opaque(endpoint.name()), None)];
-            let options = Options::PLAIN;
+            let (prompt, options) = auxiliary_prompt(&body, endpoint, prompt)?;
+            let prompts = vec![(prompt, None)];
             return Ok(Self {
                 endpoint,
                 body,
@@ -214,6 +218,31 @@ pub fn check_threshold(value: f64) -> Result<f64, Error> {
     } else {
         Err(Error::invalid("cache_hit_threshold", "`cache_hit_threshold` must be from 0 to 1"))
     }
+}
+
+/// The prompt of a request of an auxiliary endpoint, and its options.
+fn auxiliary_prompt(
+    body: &JsonObject,
+    endpoint: Endpoint,
+    prompt: Option<Prompt>,
+) -> Result<(Prompt, Options), Error> {
+    match (endpoint.transcribes(), prompt) {
+        (false, _) => Ok((Prompt::Opaque(endpoint.name()), Options::PLAIN)),
+        (true, Some(recording)) => Ok((recording, transcription_options(body)?)),
+        (true, None) => {
+            let message = "the body must be a form (`multipart/form-data`)";
+            Err(Error::new(ErrorKind::InvalidRequest, message))
+        }
+    }
+}
+
+/// The options of a form with a recording. Its engine cuts a long recording into pieces, and generates
+/// the text of each by itself.
+fn transcription_options(body: &JsonObject) -> Result<Options, Error> {
+    let flag = |key| Ok::<_, Error>(body.get::<bool>(key, "true or false")?.unwrap_or(false));
+    let stream = flag("stream")?;
+    let include_usage = stream && flag("stream_include_usage")?;
+    Ok(Options { stream, include_usage, engine_takes_turns: true, ..Options::PLAIN })
 }
 
 #[derive(Default, Deserialize)]

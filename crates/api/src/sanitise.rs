@@ -122,6 +122,7 @@ pub fn place_of(endpoint: Endpoint) -> Places {
         Endpoint::Pooling => table::POOLING,
         Endpoint::Tokenize => table::TOKENIZE,
         Endpoint::Detokenize => table::DETOKENIZE,
+        Endpoint::Transcriptions | Endpoint::Translations => table::AUDIO,
     }
 }
 

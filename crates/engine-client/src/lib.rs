@@ -152,6 +152,8 @@ pub struct LegHeaders {
     /// Whether the request needs a new connection because kept ones may hold replies to other
     /// requests.
     pub fresh: bool,
+    /// The type of a body that is not JSON.
+    pub content_type: Option<HeaderValue>,
 }
 
 impl LegHeaders {
@@ -166,6 +168,7 @@ impl LegHeaders {
             prefill_tokens: None,
             via: None,
             fresh: false,
+            content_type: None,
         }
     }
 }
@@ -210,7 +213,7 @@ impl EngineClient {
         &self.tls
     }
 
-    /// Sends a JSON body; returns when a successful status line has arrived. If a kept connection
+    /// Sends a body, of JSON unless `leg_headers` say otherwise; returns when a successful status line has arrived. If a kept connection
     /// turns out to have ended, the body is sent once more with another id on a new connection,
     /// provided that an engine may receive the body twice and the model's retry budget allows it.
     ///
@@ -227,7 +230,7 @@ impl EngineClient {
         if let Some(value) = &self.authorization {
             request.field("authorization", value);
         }
-        request.field("content-type", &JSON);
+        request.field("content-type", leg_headers.content_type.as_ref().unwrap_or(&JSON));
         request.id(X_REQUEST_ID, &leg_headers.request_id);
         if let Some(trace) = &leg_headers.traceparent {
             request.field(TRACEPARENT, trace);

@@ -12,11 +12,12 @@ use splitrail_kv::{BlockHash, Chain, Namespace};
 
 use splitrail_access::Tenant;
 use splitrail_api::error::{Error, ErrorKind};
+use splitrail_api::form::{self, Boundary, Recording};
 use splitrail_api::memory_budget::{self, Allowance, Charge, Memory, MemoryBudget, Meter};
 use splitrail_api::request::{Options, Prompt, unknown_model};
 use splitrail_api::sampling::edit_sampling;
 use splitrail_api::sanitise::RemovedFields;
-use splitrail_api::{Endpoint, Inbound, JsonObject, json};
+use splitrail_api::{Endpoint, Inbound, JsonObject, Parts, json};
 use splitrail_config::model::{Flow, Limits, Model};
 use splitrail_fleet::{Cluster, ServedModel, ServedModels, ServedName};
 use splitrail_prompt::Extent;
@@ -89,6 +90,8 @@ pub struct Unit {
     pub further_sample: bool,
     /// The body, without the fields that a leg adds.
     pub body: JsonObject,
+    /// The recording, if the body is that of a form.
+    pub recording: Option<Recording>,
     /// The length of the prompt in tokens, if all of its tokens are known.
     pub prompt_tokens: Option<u32>,
     /// Why the tokens are not known. [`MEDIA_FOLLOWS`] if the tokens before the first medium are
@@ -103,6 +106,11 @@ pub struct Unit {
 }
 
 impl Unit {
+    /// A body of this unit as an engine is sent it.
+    pub(crate) fn parts(&self, body: &JsonObject) -> Parts {
+        self.recording.as_ref().map_or_else(|| body.to_parts(), |recording| recording.write(body))
+    }
+
     /// Takes over what is known of the prompt's tokens, which `chain` has. Returns the request with
     /// which an engine is to be asked for them, if it is.
     fn learn(
@@ -147,6 +155,8 @@ pub type BodyBuilder = Box<dyn FnOnce(&Limits) -> Result<BuiltBody, Error> + Sen
 pub enum Payload {
     /// An OpenAI body.
     Json(Bytes),
+    /// A form with a recording.
+    Form(Bytes, Boundary),
     /// A function that makes an OpenAI body, which needs no strict parsing.
     Builder {
         /// The approximate length in bytes of what a template may make of the body.
@@ -169,7 +179,7 @@ pub struct BuiltBody {
 impl Payload {
     fn bytes(&self) -> usize {
         match self {
-            Self::Json(text) => text.len(),
+            Self::Json(text) | Self::Form(text, _) => text.len(),
             Self::Builder { bytes, .. } => *bytes,
         }
     }
@@ -185,6 +195,11 @@ impl Payload {
             Self::Json(text) => {
                 let charge = |bytes| memory.kept.take(bytes);
                 (JsonObject::parse_strictly(text, limits.object_members_max, charge)?, None)
+            }
+            Self::Form(text, boundary) => {
+                let (body, recording) = form::read(&text, &boundary, Boundary::random())?;
+                memory.kept.take(body.bytes())?;
+                (body, Some(Prompt::Recording(recording)))
             }
             Self::Builder { build, .. } => {
                 let BuiltBody { body, prompt } = build(limits)?;
@@ -360,6 +375,11 @@ fn compute(
             body.set_piece("prompt", raw);
         }
         let weight = prompt_bytes(endpoint, &body);
+        let recording = match &prompt {
+            Prompt::Recording(recording) => Some(recording.clone()),
+            _ => None,
+        };
+        let weight_tokens = recording.as_ref().map(Recording::weight_tokens);
         let mut chain = Chain::new(&namespace, cluster.hash_seed);
         let mut unit = Unit {
             prompt_index,
@@ -368,8 +388,9 @@ fn compute(
             unknown: None,
             namespace: chain.root(),
             hashes: Arc::default(),
-            weight_tokens: (weight / BYTES_PER_TOKEN) as u64,
+            weight_tokens: weight_tokens.unwrap_or((weight / BYTES_PER_TOKEN) as u64),
             body,
+            recording,
         };
         let allowance = Allowance { limits, work: &mut memory.work };
         let tokens = tokens::tokenize(&served, &unit.body, prompt, weight, allowance, &mut chain)?;
@@ -457,7 +478,8 @@ fn check_engine(served: &ServedModel, inbound: &Inbound) -> Result<(), Error> {
                        /v1/completions takes token ids as `prompt`";
         return Err(Error::new(ErrorKind::NotOffered, message));
     }
-    if inbound.options.engine_takes_turns && !serves_alone(config) {
+    let takes_turns = inbound.endpoint.generates() && inbound.options.engine_takes_turns;
+    if takes_turns && !serves_alone(config) {
         let message = "this model's workers serve prompts in pairs, and so none with tools that an \
                        engine calls by itself";
         return Err(Error::invalid("tools", message));
@@ -472,7 +494,8 @@ fn serves_alone(config: &Model) -> bool {
 
 /// Separates the cached blocks of a tenant's request from those of other cache groups.
 fn separate(inbound: &mut Inbound, tenant: &Tenant) {
-    if inbound.endpoint.computes() {
+    // No engine has a salt for recordings.
+    if inbound.endpoint.computes() && !inbound.endpoint.transcribes() {
         let salt = tenant.salt(inbound.cache_salt.as_deref());
         inbound.body.set("cache_salt", json::quote(&salt));
         inbound.cache_salt = Some(salt);

@@ -246,6 +246,8 @@ pub struct SimConfig {
     /// Whether it serves embeddings, scores, classes and pools (`/v1/embeddings`, `/score`, `/rerank`,
     /// `/classify`, `/pooling`), and generates nothing.
     pub embeds: bool,
+    /// Whether it serves `/v1/audio/transcriptions` and `/v1/audio/translations`.
+    pub transcribes: bool,
     /// Faults that are active from the start.
     pub faults: Vec<Fault>,
     /// The reply of `/version`.
@@ -306,6 +308,7 @@ impl Default for SimConfig {
             names_hand_offs: true,
             offers_tokenize: true,
             embeds: false,
+            transcribes: false,
             faults: Vec::new(),
             version: "0.32.0".to_owned(),
             api_key: None,

@@ -1,5 +1,6 @@
 //! The engine's HTTP API.
 
+mod audio;
 pub(crate) mod connection;
 mod control;
 mod embed;

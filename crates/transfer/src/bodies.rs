@@ -34,6 +34,16 @@ pub fn generate(
     Ok(body.to_parts())
 }
 
+/// The fields of a form whose text is streamed. vLLM is always asked for usage; SGLang, which reports
+/// none, ignores that.
+pub fn transcription(mut fields: JsonObject, asked: Options) -> JsonObject {
+    fields.set("stream_include_usage", "true");
+    if !asked.include_usage {
+        fields.remove("stream_continuous_usage_stats");
+    }
+    fields
+}
+
 /// The body of a prefill leg: one token, not streamed (a streamed prefill returns
 /// no hand-off and pins its blocks until the lease ends).
 ///

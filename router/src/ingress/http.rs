@@ -13,8 +13,8 @@ use axum::routing::any;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use http::header::{
-    ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName,
-    UPGRADE,
+    ACCEPT, ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, HOST, HeaderMap,
+    HeaderName, ORIGIN, UPGRADE,
 };
 use http::{HeaderValue, StatusCode, Uri};
 use http_body_util::Full;
@@ -33,13 +33,14 @@ use crate::core::Core;
 use crate::service::{Call, Reply, ReplyBody, Scope, count_unplaced, serve};
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, ErrorKind};
+use splitrail_api::form::Boundary;
 use splitrail_api::memory_budget::{Charge, MemoryBudget};
 use splitrail_api::shares::ClientShare;
 use splitrail_api::steering::Steering;
 use splitrail_api::unread::UnreadRoom;
 use splitrail_client_connection::certificate::ClientCertificate;
-use splitrail_config::model::Limits;
 use splitrail_engine::sse::put_data;
+use splitrail_fleet::ServedModels;
 use splitrail_flow::prepare::Payload;
 use splitrail_request_log::access_log::TenantName;
 use splitrail_request_log::identity::{Identity, X_REQUEST_ID};
@@ -217,6 +218,10 @@ where
     };
     let mut reply =
         reply.unwrap_or_else(|error| error_in(endpoint.dialect(), error).map(OutgoingBody::Any));
+    // What is accepted here, if the type of the body was refused.
+    if let Some(accepted) = reply.headers_mut().get_mut(ACCEPT).filter(|_| endpoint.transcribes()) {
+        *accepted = HeaderValue::from_static("multipart/form-data");
+    }
     put_id(&identity, endpoint.dialect(), reply.headers_mut());
     if let Some(tenant) = tenant {
         rate_limits::put(reply.headers_mut(), endpoint.dialect(), &tenant);
@@ -257,7 +262,8 @@ where
     let mut scope = Scope::open(core, endpoint, identity.clone(), sender);
     let usage_detail = request.headers().contains_key(X_USAGE);
     let early = EarlyReply::to(&request, endpoint.dialect());
-    let (steering, body, held) = match receive(core, &serving.limits, client, request).await {
+    let received = receive(core, endpoint, &serving, client, request).await;
+    let (steering, body, held) = match received {
         Ok(received) => received,
         Err(error) => {
             scope.fail(&error);
@@ -266,7 +272,6 @@ where
     };
     scope.hold(held);
     drop(serving);
-    let body = Payload::Json(body);
     let call = Call { endpoint, body, steering, usage_detail, room };
     let reply = serve(core, call, scope).await?;
     Ok(respond(reply, endpoint.dialect()))
@@ -301,18 +306,27 @@ struct Client {
 
 async fn receive<B>(
     core: &Arc<Core>,
-    limits: &Limits,
+    endpoint: Endpoint,
+    serving: &ServedModels,
     client: Client,
     request: http::Request<B>,
-) -> Result<(Steering, Bytes, Charge), Error>
+) -> Result<(Steering, Payload, Charge), Error>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
 {
     core.check_free_places(client.share)?;
+    let boundary = match endpoint.transcribes() {
+        true => Some(check_form(&request, &serving.config.listen.http_origins)?),
+        false => check_content_type(request.headers()).map(|()| None)?,
+    };
     check_headers(request.headers())?;
     let steering = Steering::read(request.headers())?;
-    let body = BoundedBody::new(request.into_body(), core, limits, &client.memory, 0);
+    let body = BoundedBody::new(request.into_body(), core, &serving.limits, &client.memory, 0);
     let (body, held) = body.whole().await?;
+    let body = match boundary {
+        Some(boundary) => Payload::Form(body, boundary),
+        None => Payload::Json(body),
+    };
     Ok((steering, body, held))
 }
 
@@ -332,7 +346,6 @@ pub(crate) async fn whole(
 }
 
 fn check_headers(headers: &HeaderMap) -> Result<(), Error> {
-    check_content_type(headers)?;
     let identity = HeaderValue::from_static("identity");
     if headers.get_all(CONTENT_ENCODING).iter().any(|encoding| encoding != identity) {
         let message = "compressed bodies are not accepted: send the body as it is, without \
@@ -360,6 +373,36 @@ fn check_content_type(headers: &HeaderMap) -> Result<(), Error> {
     Err(Error::new(ErrorKind::UnsupportedMedia, message).with_param("content-type"))
 }
 
+/// The boundary of a form. A browser lets pages of other sites send forms without asking, and names the
+/// site: only the router's own pages and those of `listen.http_origins` may.
+fn check_form<B>(request: &http::Request<B>, origins: &[String]) -> Result<Boundary, Error> {
+    let headers = request.headers();
+    let mut given = headers.get_all(CONTENT_TYPE).iter();
+    let form = given.next().and_then(|value| Boundary::of_content_type(value.as_bytes()));
+    let boundary = form.filter(|_| given.next().is_none()).ok_or_else(|| {
+        let message = "the body must be a form: send the header `content-type: \
+                       multipart/form-data` with its `boundary`";
+        Error::new(ErrorKind::UnsupportedMedia, message).with_param("content-type")
+    })?;
+    let Some(origin) = headers.get(ORIGIN).map(HeaderValue::as_bytes) else {
+        return Ok(boundary);
+    };
+    let authority = request.uri().authority().map(|authority| authority.as_str().as_bytes());
+    let own = authority.or(headers.get(HOST).map(HeaderValue::as_bytes));
+    let is_own = own.is_some_and(|own| {
+        [&b"http://"[..], b"https://"]
+            .iter()
+            .any(|scheme| origin.strip_prefix(*scheme) == Some(own))
+    });
+    match is_own || origins.iter().any(|listed| listed == "*" || listed.as_bytes() == origin) {
+        true => Ok(boundary),
+        false => {
+            let message = "pages of this origin may not send forms (listen.http_origins)";
+            Err(Error::new(ErrorKind::NotPermitted, message).with_param("origin"))
+        }
+    }
+}
+
 /// Whether a media type is JSON or a JSON-based one (`application/x+json`).
 fn is_json(value: &[u8]) -> bool {
     let essence = value.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
@@ -377,12 +420,8 @@ fn is_json(value: &[u8]) -> bool {
 
 fn respond(reply: Reply, dialect: Dialect) -> http::Response<OutgoingBody> {
     let mut response = match reply.body {
-        ReplyBody::Whole(body) => {
-            let mut response = http::Response::new(OutgoingBody::Whole(Full::new(body)));
-            let json = HeaderValue::from_static("application/json");
-            response.headers_mut().insert(CONTENT_TYPE, json);
-            response
-        }
+        ReplyBody::Whole(body) => whole_reply(body, "application/json"),
+        ReplyBody::Text(body) => whole_reply(body, "text/plain; charset=utf-8"),
         ReplyBody::Events(events) => {
             let framed = events.map(Some).chain(futures_util::stream::iter([None]));
             let framed = framed.scan(false, move |failed, event| {
@@ -410,6 +449,12 @@ fn respond(reply: Reply, dialect: Dialect) -> http::Response<OutgoingBody> {
     if let Some(removed) = reply.removed_fields.and_then(|names| names.parse().ok()) {
         headers.insert(X_REMOVED_FIELDS, removed);
     }
+    response
+}
+
+fn whole_reply(body: Bytes, content_type: &'static str) -> http::Response<OutgoingBody> {
+    let mut response = http::Response::new(OutgoingBody::Whole(Full::new(body)));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     response
 }
 

@@ -65,6 +65,8 @@ fn summary(endpoint: Endpoint) -> &'static str {
         Endpoint::Tokenize => "A text or a chat to token ids",
         Endpoint::Detokenize => "Token ids to text",
         Endpoint::CountTokens => "The length of the prompt of an Anthropic message in tokens",
+        Endpoint::Transcriptions => "The text of a recording, streamed or not",
+        Endpoint::Translations => "The text of a recording in English, streamed or not",
     }
 }
 
@@ -116,12 +118,19 @@ impl Operation {
         if endpoint.names_model() {
             body["required"] = json!(["model"]);
         }
-        described["requestBody"] =
-            json!({"required": true, "content": {"application/json": {"schema": body}}});
         let mut content = json!({"application/json": {}});
-        if endpoint.generates() {
+        if endpoint.generates() || endpoint.transcribes() {
             content["text/event-stream"] = json!({});
         }
+        let mut accepted = "application/json";
+        if endpoint.transcribes() {
+            accepted = "multipart/form-data";
+            body["required"] = json!(["file", "model"]);
+            body["properties"]["file"] = json!({"type": "string", "format": "binary"});
+            content["text/plain"] = json!({});
+        }
+        described["requestBody"] =
+            json!({"required": true, "content": {accepted: {"schema": body}}});
         described["responses"]["200"]["content"] = content;
         if endpoint.dialect() == Dialect::Messages {
             described["responses"]["default"]["$ref"] =

@@ -1,6 +1,7 @@
 //! The APIs of clients: OpenAI, Anthropic, token ids, gRPC, and auxiliary endpoints.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+mod audio;
 mod auxiliary;
 mod dialects;
 mod generate;

@@ -13,6 +13,8 @@ mod config_yaml;
 mod engine_reply;
 #[path = "../../../fuzz/checks/engine_wire.rs"]
 mod engine_wire;
+#[path = "../../../fuzz/checks/form.rs"]
+mod form;
 #[path = "../../../fuzz/checks/grpc_call.rs"]
 mod grpc_call;
 #[path = "../../../fuzz/checks/ingress_wire.rs"]
@@ -30,6 +32,11 @@ fn attach() {
 #[test]
 fn client_body() {
     replay::replay("client_body", client_body::check);
+}
+
+#[test]
+fn form() {
+    replay::replay("form", form::check);
 }
 
 #[test]

@@ -154,7 +154,8 @@ fn fixture() -> Value {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
-/// Engine, endpoint and fields of each class.
+/// Engine, endpoint and fields of each class; those of forms are tried with forms
+/// (`tests/tests/api/audio.rs`).
 fn schemas(fixture: &Value) -> Vec<(&str, &str, BTreeSet<&str>)> {
     let mut all = Vec::new();
     for engine in fixture["engines"].as_array().unwrap() {
@@ -162,7 +163,10 @@ fn schemas(fixture: &Value) -> Vec<(&str, &str, BTreeSet<&str>)> {
             let fields = request["fields"].as_array().unwrap().iter();
             let fields = fields.map(|field| field.as_str().unwrap()).collect();
             let engine = engine["engine"].as_str().unwrap();
-            all.push((engine, request["endpoint"].as_str().unwrap(), fields));
+            let endpoint = request["endpoint"].as_str().unwrap();
+            if !["transcriptions", "translations"].contains(&endpoint) {
+                all.push((engine, endpoint, fields));
+            }
         }
     }
     assert!(all.len() >= 20);

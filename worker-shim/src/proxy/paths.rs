@@ -66,7 +66,11 @@ pub(super) fn find(extra: &[ExtraPath], method: &Method, path: &str) -> PathMatc
         "/v1/chat/completions" => (EndpointKind::Chat, false, true),
         "/v1/completions" => (EndpointKind::Completions, false, true),
         "/inference/v1/generate" => (EndpointKind::Generate, false, true),
-        "/v1/responses" | "/v1/messages" | "/v1/embeddings" => (EndpointKind::Compute, false, true),
+        "/v1/responses"
+        | "/v1/messages"
+        | "/v1/embeddings"
+        | "/v1/audio/transcriptions"
+        | "/v1/audio/translations" => (EndpointKind::Compute, false, true),
         "/tokenize"
         | "/detokenize"
         | "/v1/messages/count_tokens"

@@ -40,9 +40,11 @@ pub const RERANK: Places = Places(1 << 12);
 pub const CLASSIFY: Places = Places(1 << 13);
 /// In the body of `/pooling`.
 pub const POOLING: Places = Places(1 << 14);
+/// In the form of `/v1/audio/transcriptions` and `/v1/audio/translations`.
+pub const AUDIO: Places = Places(1 << 15);
 
 /// The places with their titles in the documentation.
-pub(super) const PLACES: [(Places, &str); 15] = [
+pub(super) const PLACES: [(Places, &str); 16] = [
     (CHAT, "`/v1/chat/completions`"),
     (COMPLETIONS, "`/v1/completions`"),
     (GENERATE, "`/inference/v1/generate`"),
@@ -57,10 +59,11 @@ pub(super) const PLACES: [(Places, &str); 15] = [
     (POOLING, "`/pooling`"),
     (TOKENIZE, "`/tokenize`"),
     (DETOKENIZE, "`/detokenize`"),
+    (AUDIO, "`/v1/audio/transcriptions`, `/v1/audio/translations`"),
     (STREAM_OPTIONS, "`stream_options`"),
 ];
 
-const ALL: Places = Places(0x79ff);
+const ALL: Places = Places(0xf9ff);
 const TEXT: Places = CHAT.or(COMPLETIONS);
 /// Everything that samples tokens with vLLM's parameters.
 const SAMPLED: Places = TEXT.or(SAMPLING);
@@ -90,7 +93,7 @@ pub const FIELDS: &[Field] = &[
     // The prompt.
     field("model", Passes(ALL)),
     field("messages", Passes(CHAT.or(ANTHROPIC).or(VECTORS).or(CLASSIFY).or(TOKENIZE))),
-    field("prompt", Passes(COMPLETIONS.or(RESPONSES).or(TOKENIZE))),
+    field("prompt", Passes(COMPLETIONS.or(RESPONSES).or(TOKENIZE).or(AUDIO))),
     field("prompt_embeds", Passes(COMPLETIONS)),
     field("suffix", Passes(COMPLETIONS)),
     field("token_ids", Passes(GENERATE)),
@@ -114,6 +117,19 @@ pub const FIELDS: &[Field] = &[
     field("instruct", Passes(RERANK)),
     field("cache_salt", Passes(GENERATES.or(POOLED))),
     field("cache_hit_threshold", Read),
+    // A recording. `[]` marks a list.
+    field("language", Passes(AUDIO)),
+    field("to_language", Passes(AUDIO)),
+    field("hotwords", Passes(AUDIO)),
+    field("chunking_strategy", Passes(AUDIO)),
+    field("timestamp_granularities[]", Passes(AUDIO)),
+    field("include[]", Passes(AUDIO)),
+    field("keywords[]", Passes(AUDIO)),
+    field("languages[]", Passes(AUDIO)),
+    field("known_speaker_names[]", Passes(AUDIO)),
+    field("known_speaker_references[]", Passes(AUDIO)),
+    field("stream_include_usage", Passes(AUDIO)),
+    field("stream_continuous_usage_stats", Passes(AUDIO)),
     // Turning a chat into a prompt.
     field("add_generation_prompt", Passes(TEMPLATED)),
     field("continue_final_message", Passes(TEMPLATED)),
@@ -144,37 +160,37 @@ pub const FIELDS: &[Field] = &[
     field("thinking_token_budget", Passes(SAMPLED)),
     // Sampling. Earlier versions of vLLM have `best_of` everywhere.
     field("sampling_params", PassesWith(GENERATE, SAMPLING)),
-    field("n", Passes(SAMPLED)),
+    field("n", Passes(SAMPLED.or(AUDIO))),
     field("best_of", Passes(SAMPLED)),
-    field("temperature", Passes(SAMPLED.or(RESPONSES).or(MESSAGES).or(SCORE))),
-    field("top_p", Passes(SAMPLED.or(RESPONSES).or(MESSAGES))),
-    field("top_k", Passes(SAMPLED.or(RESPONSES).or(MESSAGES))),
-    field("min_p", Passes(SAMPLED.or(RESPONSES))),
-    field("seed", Passes(SAMPLED.or(RESPONSES))),
-    field("frequency_penalty", Passes(SAMPLED.or(RESPONSES))),
-    field("presence_penalty", Passes(SAMPLED.or(RESPONSES))),
-    field("repetition_penalty", Passes(SAMPLED.or(RESPONSES))),
+    field("temperature", Passes(SAMPLED.or(RESPONSES).or(MESSAGES).or(SCORE).or(AUDIO))),
+    field("top_p", Passes(SAMPLED.or(RESPONSES).or(MESSAGES).or(AUDIO))),
+    field("top_k", Passes(SAMPLED.or(RESPONSES).or(MESSAGES).or(AUDIO))),
+    field("min_p", Passes(SAMPLED.or(RESPONSES).or(AUDIO))),
+    field("seed", Passes(SAMPLED.or(RESPONSES).or(AUDIO))),
+    field("frequency_penalty", Passes(SAMPLED.or(RESPONSES).or(AUDIO))),
+    field("presence_penalty", Passes(SAMPLED.or(RESPONSES).or(AUDIO))),
+    field("repetition_penalty", Passes(SAMPLED.or(RESPONSES).or(AUDIO))),
     field("repetition_detection", Passes(SAMPLED)),
-    field("length_penalty", Passes(TEXT)),
-    field("use_beam_search", Passes(TEXT)),
+    field("length_penalty", Passes(TEXT.or(AUDIO))),
+    field("use_beam_search", Passes(TEXT.or(AUDIO))),
     field("logit_bias", Passes(SAMPLED.or(RESPONSES))),
     field("allowed_token_ids", Passes(SAMPLED)),
     field("bad_words", Passes(SAMPLED)),
     field("skip_reading_prefix_cache", Passes(SAMPLING)),
     // The end of a reply.
     field("max_tokens", Passes(SAMPLED.or(MESSAGES))),
-    field("max_completion_tokens", Passes(CHAT)),
+    field("max_completion_tokens", Passes(CHAT.or(AUDIO))),
     field("max_output_tokens", Passes(RESPONSES)),
     field("min_tokens", Passes(SAMPLED)),
     field("stop", Passes(SAMPLED.or(RESPONSES))),
     field("stop_sequences", Passes(MESSAGES)),
     field("stop_token_ids", Passes(SAMPLED.or(RESPONSES))),
     field("stop_regex", Passes(TEXT)),
-    field("include_stop_str_in_output", Passes(SAMPLED.or(RESPONSES))),
+    field("include_stop_str_in_output", Passes(SAMPLED.or(RESPONSES).or(AUDIO))),
     field("no_stop_trim", Passes(TEXT)),
     field("ignore_eos", Passes(SAMPLED.or(RESPONSES))),
     // The form of a reply. Earlier versions of vLLM have `guided_*`.
-    field("response_format", Passes(TEXT)),
+    field("response_format", Passes(TEXT.or(AUDIO))),
     field("structured_outputs", Passes(SAMPLED.or(RESPONSES))),
     field("text", Passes(RESPONSES)),
     field("output_config", Passes(ANTHROPIC)),
@@ -212,7 +228,7 @@ pub const FIELDS: &[Field] = &[
     field("score_extraction_token", Passes(SCORE)),
     field("return_token_logprobs", Passes(SCORE)),
     // How a reply is sent, and what comes with it.
-    field("stream", Passes(GENERATES)),
+    field("stream", Passes(GENERATES.or(AUDIO))),
     field("stream_options", PassesWith(OPENAI.or(GENERATE), STREAM_OPTIONS)),
     field("include_usage", Passes(STREAM_OPTIONS)),
     field("continuous_usage_stats", Passes(STREAM_OPTIONS)),
@@ -262,7 +278,7 @@ pub const FIELDS: &[Field] = &[
     field("cache_control", Passes(ANTHROPIC)),
     field("inference_geo", Passes(MESSAGES)),
     // Objects of the operator's own extensions.
-    field("vllm_xargs", PassesOpen(OPENAI.or(MESSAGES))),
+    field("vllm_xargs", PassesOpen(OPENAI.or(MESSAGES).or(AUDIO))),
     field("extra_args", PassesOpen(SAMPLING)),
     field("custom_params", PassesOpen(TEXT)),
     // Fields that steer an engine.

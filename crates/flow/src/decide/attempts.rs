@@ -129,7 +129,9 @@ impl AttemptFailures {
     /// Of a prompt before its first attempt.
     pub(crate) fn new(prompt: PromptContext<'_>) -> Self {
         let PromptContext { context, unit, .. } = prompt;
-        let raw = PROMPT_MEMBERS.iter().find_map(|key| unit.body.raw(key));
+        // A recording's `prompt` is that of many.
+        let members = if context.endpoint.transcribes() { &[][..] } else { &PROMPT_MEMBERS };
+        let raw = members.iter().find_map(|key| unit.body.raw(key));
         let now = Instant::now();
         let is_suspect = raw.is_some_and(|raw| context.served.suspects.contains(raw, now));
         Self { prompt: raw.map(Box::from), is_suspect, first: None }

@@ -69,6 +69,8 @@ pub(super) fn is_short(payload: &Payload, tokenizing: TokenizerSpeed) -> bool {
             stays_short(text, indentation_bytes(text))
         }
         (Payload::Builder { bytes, .. }, _) if *bytes <= INLINE_MAX_BYTES => true,
+        // Only boundaries are searched in it.
+        (Payload::Form(form, _), _) => form.len() <= FAST_INLINE_MAX_BYTES,
         (_, TokenizerSpeed::Slow) => false,
         (Payload::Builder { is_harmless, .. }, _) => *is_harmless,
         (Payload::Json(text), _) if text.len() > FAST_INLINE_MAX_BYTES => false,

@@ -70,6 +70,7 @@ pub(super) fn tokenize(
     let member = if matches!(prompt, Prompt::Responses) { "input" } else { "messages" };
     let done = match (prompt, &served.prompt) {
         (Prompt::Opaque(reason), _) => return Ok(Tokens::Unknown(reason)),
+        (Prompt::Recording(_), _) => return Ok(Tokens::Unknown("recording")),
         (Prompt::Tokens(ids), _) => {
             work.take(hashes_bytes(bytes))?;
             chain.append(&ids);
@@ -128,7 +129,7 @@ pub(super) fn tokenize(
 pub(super) fn ids(served: &ServedModel, body: &JsonObject, prompt: Prompt) -> Option<Vec<u32>> {
     let model = served.prompt.as_deref();
     match prompt {
-        Prompt::Opaque(_) => None,
+        Prompt::Opaque(_) | Prompt::Recording(_) => None,
         Prompt::Tokens(ids) => Some(ids),
         Prompt::Text(text) => {
             let special = body.get::<bool>("add_special_tokens", "true or false").ok()?;

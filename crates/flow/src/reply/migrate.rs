@@ -339,6 +339,7 @@ impl Migration {
             prompt_index: 0,
             further_sample: false,
             body,
+            recording: None,
             prompt_tokens: Some(tokens.len() as u32),
             unknown: None,
             namespace: self.namespace,

@@ -87,7 +87,9 @@ fn withdraw_hand_off(account: &Account, holder: &mut JsonObject) {
 fn asks_for_totals(prompt: &PromptContext<'_>) -> bool {
     let options = prompt.unit.body.raw("stream_options").map(JsonObject::parse_str);
     let totals = |options: JsonObject| options.raw("continuous_usage_stats") == Some("true");
-    prompt.context.options.include_usage && options.is_some_and(|read| read.is_ok_and(totals))
+    let of_form = prompt.unit.body.raw("stream_continuous_usage_stats") == Some("true");
+    prompt.context.options.include_usage
+        && (of_form || options.is_some_and(|read| read.is_ok_and(totals)))
 }
 
 /// What is wrong with an event that cannot be read.
@@ -175,7 +177,11 @@ impl UnitStream {
             tells_usage: prompt.context.options.include_usage,
             tells_totals: asks_for_totals(&prompt),
             ended: BTreeSet::new(),
-            choices: prompt.context.options.samples as usize,
+            // Of an engine that takes turns, the end of a choice is not that of the reply.
+            choices: match options.engine_takes_turns {
+                true => usize::MAX,
+                false => options.samples as usize,
+            },
             last_total: None,
             converts_events: prompt.context.converts_events,
             gaps: prompt.context.inter_token(prompt.decision),

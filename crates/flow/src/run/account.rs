@@ -36,6 +36,8 @@ pub(crate) struct Account {
     pub(crate) worker: Arc<Worker>,
     /// The dialect of the engine's reply.
     pub(crate) dialect: Dialect,
+    /// Whether the reply is the text of a recording, of which engines report no cached tokens.
+    transcribes: bool,
     /// When the leg was sent.
     sent: Instant,
     /// Whether the prompt was handed over, so that the worker does not compute it.
@@ -76,6 +78,7 @@ impl Account {
             booking,
             worker: Arc::clone(worker),
             dialect: context.endpoint.dialect(),
+            transcribes: context.endpoint.transcribes(),
             sent: now,
             handed_over,
             distance: placed.distance,
@@ -184,7 +187,7 @@ impl Account {
         self.booking.reply_done(now);
         self.leg.end(now, "ok");
         self.worker.record(Leg::Decode, None);
-        if let Some(leg) = self.decision.reply_completed() {
+        if let Some(leg) = self.decision.reply_completed().filter(|_| !self.transcribes) {
             check_reply(&self.metrics, &self.served, &self.worker, &leg, has_usage);
         }
     }

@@ -1,5 +1,5 @@
-//! Requests that generate no text (embeddings, scores, token ids, token counts): one worker serves
-//! each in full, without a hand-off.
+//! Requests of auxiliary endpoints (embeddings, scores, token ids, token counts, recordings): one
+//! worker serves each in full, without a hand-off.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,10 +16,13 @@ use crate::decide::attempts::DecodeAttempts;
 use crate::decide::place::{LegRules, PlacedLeg, place, place_in_turn};
 use crate::decide::supporting_workers::{begin, end, leg_for_endpoint, next_leg};
 use crate::run::account::read_usage;
-use crate::run::generate::StartedReply;
+use crate::run::boxed::boxed_future;
+use crate::run::generate::{Generation, StartedReply, generate};
 use crate::run::leg_headers::{begin_attempt, traced_headers};
+use crate::run::reply_leg::ReplyLeg;
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, ErrorKind};
+use splitrail_api::form::Recording;
 use splitrail_config::model::RequestFlow;
 use splitrail_engine_client::{LegHeaders, Shape, refusal_event};
 use splitrail_fleet::reply_check::check_usage;
@@ -48,25 +51,20 @@ pub(crate) async fn run(prompt: PromptContext<'_>) -> Result<StartedReply, Error
         decision.flow_begun(RequestFlow::Aggregated.name());
         let rules = LegRules::any(leg, attempts.failed());
         let placed = match endpoint.computes() {
-            true => place_in_turn(prompt, rules, false).await?,
+            true => place_in_turn(prompt, rules, context.options.stream).await?,
             false => place(prompt, rules)?,
         };
         let worker = &placed.worker;
-        begin(worker, leg, endpoint);
-        match ask(prompt, leg, &placed).await {
-            Ok((reply, usage)) => {
-                end(worker, leg, endpoint, None);
-                decision.auxiliary_answered(usage);
-                return Ok(StartedReply::Verbatim(reply));
-            }
+        let begun = match context.options.stream {
+            true => boxed_future(|| streamed(prompt, &placed)).await,
+            false => whole(prompt, leg, &placed).await,
+        };
+        match begun {
+            Ok(begun) => return Ok(begun),
+            // A worker without this endpoint is asked only once in a while, so this retry needs no
+            // bound and no budget.
+            Err(error) if error.kind() == ErrorKind::EngineLacksPath => {}
             Err(error) => {
-                decision.decode_failed(error.outcome());
-                if error.kind() == ErrorKind::EngineLacksPath {
-                    // A worker without this endpoint is asked only once in a while, so this retry
-                    // needs no bound and no budget.
-                    continue;
-                }
-                end(worker, leg, endpoint, Some(&error));
                 let again = Exclusion::new(worker.index, VetoReason::Failed);
                 let failed = [attempts.failed(), &[again]].concat();
                 let leg = next_leg(pool, &failed);
@@ -76,18 +74,59 @@ pub(crate) async fn run(prompt: PromptContext<'_>) -> Result<StartedReply, Error
     }
 }
 
+/// Runs the request on one worker, whose reply is a stream with the text of a recording.
+async fn streamed(prompt: PromptContext<'_>, placed: &PlacedLeg) -> Result<StartedReply, Error> {
+    let leg_headers = &LegHeaders {
+        content_type: prompt.unit.recording.as_ref().and_then(Recording::content_type),
+        ..begin_attempt(prompt.context, prompt.decision)
+    };
+    let sending = ReplyLeg { prompt, leg_headers, placed, threshold: None };
+    match generate(&sending, &mut None).await? {
+        Generation::Started(begun) => Ok(begun),
+        Generation::BelowThreshold(_) => {
+            let what = "turned a recording away by a threshold";
+            Err(Error::engine(placed.worker.id(), what))
+        }
+    }
+}
+
+/// Runs the request on one worker until its whole reply has arrived.
+async fn whole(
+    prompt: PromptContext<'_>,
+    leg: Leg,
+    placed: &PlacedLeg,
+) -> Result<StartedReply, Error> {
+    let (worker, endpoint) = (&placed.worker, prompt.context.endpoint);
+    begin(worker, leg, endpoint);
+    match ask(prompt, leg, placed).await {
+        Ok((reply, usage)) => {
+            end(worker, leg, endpoint, None);
+            prompt.decision.auxiliary_answered(usage);
+            Ok(reply)
+        }
+        Err(error) => {
+            prompt.decision.decode_failed(error.outcome());
+            if error.kind() != ErrorKind::EngineLacksPath {
+                end(worker, leg, endpoint, Some(&error));
+            }
+            Err(error)
+        }
+    }
+}
+
 /// Sends the request to one worker. Returns the reply and the usage that the worker reported.
 async fn ask(
     prompt: PromptContext<'_>,
     role: Leg,
     placed: &PlacedLeg,
-) -> Result<(Bytes, Option<EngineUsage>), Error> {
+) -> Result<(StartedReply, Option<EngineUsage>), Error> {
     let PromptContext { context, unit, decision, .. } = prompt;
     let client = &context.served.client;
     let (worker, endpoint) = (&placed.worker, context.endpoint);
     let started = Instant::now();
     let mut leg = prompt.leg(LegKind::Decode, worker);
     let mut leg_headers = traced_headers(begin_attempt(context, decision), &leg);
+    leg_headers.content_type = unit.recording.as_ref().and_then(Recording::content_type);
     let mut booked = None;
     if endpoint.computes() {
         let leg = LegFacts::new(LegKind::Decode, worker.id(), placed.expectation(context, unit));
@@ -97,7 +136,7 @@ async fn ask(
         leg_headers = LegHeaders { prefill_tokens: Some(unit.weight_tokens), ..leg_headers };
     }
     let call = async {
-        let body = unit.body.to_parts();
+        let body = unit.parts(&unit.body);
         let shape = Shape::whole(endpoint);
         let leg = LegRequest { client, worker, shape, headers: &leg_headers };
         client.whole_for_client(worker, leg.begin(body).await?, &context.unread).await
@@ -113,9 +152,12 @@ async fn ask(
     };
     leg.end(prompt.mark(stage), outcome);
     let reply = reply?;
-    let (reply, usage) = read(context, worker, reply).await?;
+    let may_be_text = TEXTS.map(Some).contains(&unit.body.raw("response_format"));
+    let (reply, usage) = read(context, worker, reply, may_be_text).await?;
     if let Some(mut booking) = booked {
-        check_usage(&context.served, worker, usage.is_some());
+        if !endpoint.transcribes() {
+            check_usage(&context.served, worker, usage.is_some());
+        }
         // An auxiliary request generates nothing.
         let (cached_tokens, context_tokens) = (Some(0), unit.weight_tokens);
         let reply = WholeReply { cached_tokens, steps: 0, requests: 1, context_tokens };
@@ -123,6 +165,9 @@ async fn ask(
     }
     Ok((reply, usage))
 }
+
+/// The formats of a recording's text, as raw JSON, for which an engine may reply with a text.
+const TEXTS: [&str; 3] = [r#""text""#, r#""srt""#, r#""vtt""#];
 
 /// The members of a reply that the router reads.
 #[derive(Default, Deserialize)]
@@ -156,7 +201,7 @@ impl<'a> Reply<'a> {
 }
 
 /// The reply with its usage. None of its tokens count as cached: whatever the engine says of them,
-/// they were computed.
+/// they were computed. The usage of a recording is its duration, and of no tokens.
 ///
 /// # Errors
 /// The reply cannot be read, or is an error in place of a good reply.
@@ -164,19 +209,25 @@ async fn read(
     context: &Context,
     worker: &Arc<Worker>,
     reply: Bytes,
-) -> Result<(Bytes, Option<EngineUsage>), Error> {
+    may_be_text: bool,
+) -> Result<(StartedReply, Option<EngineUsage>), Error> {
     let (served, worker) = (Arc::clone(&context.served), Arc::clone(worker));
     let endpoint = context.endpoint;
     let work = move |bytes: Bytes| {
         let not_json = || Error::engine(worker.id(), "sent a reply that is not JSON");
-        let reply = Reply::read(&bytes, endpoint).ok_or_else(not_json)?;
+        let reply = match Reply::read(&bytes, endpoint) {
+            None if may_be_text && std::str::from_utf8(&bytes).is_ok() => {
+                return Ok((StartedReply::Text(bytes), None));
+            }
+            read => read.ok_or_else(not_json)?,
+        };
         if reply.is_error() {
             return Err(refusal_event(&*worker, &bytes));
         }
-        let raw = reply.usage.map(RawValue::get);
+        let raw = reply.usage.map(RawValue::get).filter(|_| !endpoint.transcribes());
         let usage = raw.and_then(|raw| read_usage(&served, &worker, Dialect::Chunks, raw));
         let usage = usage.map(|usage| EngineUsage { cached_tokens: Some(0), ..usage });
-        Ok((bytes, usage))
+        Ok((StartedReply::Verbatim(bytes), usage))
     };
     context.preparer.run_sized(reply.len(), move || work(reply)).await?
 }

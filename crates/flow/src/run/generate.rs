@@ -27,8 +27,10 @@ use splitrail_workload::costs::RankScope;
 pub enum StartedReply {
     /// A whole reply.
     Whole(JsonObject),
-    /// A whole reply, unchanged from the engine.
+    /// A whole reply of JSON, unchanged from the engine.
     Verbatim(Bytes),
+    /// A whole reply that is a plain text, unchanged from the engine.
+    Text(Bytes),
     /// A stream whose first events have arrived.
     Stream(Box<UnitStream>),
     /// Events that the router itself made.

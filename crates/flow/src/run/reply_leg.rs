@@ -49,7 +49,10 @@ impl ReplyLeg<'_> {
 
     /// The body of the leg that generates the reply.
     pub(crate) fn body(&self, carried: DecodeParams<'_>) -> Result<Parts, Error> {
-        let context = self.prompt.context;
+        let PromptContext { context, unit, .. } = self.prompt;
+        if unit.recording.is_some() {
+            return Ok(unit.parts(&bodies::transcription(unit.body.clone(), context.options)));
+        }
         let mut body = self.gated_body(self.threshold);
         if matches!(carried, DecodeParams::Params(_)) && read_back::asks_for_ids(self) {
             body.set("return_token_ids", "true");

@@ -1,4 +1,4 @@
-//! The endpoints of an engine that pools (`embeds`) and generates nothing.
+//! The endpoints of an engine that pools (`embeds`) and generates nothing, and those of recordings.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::connection::ConnectionControl;
 use super::request_body::{random_hex, read_model};
-use super::{App, Shared, embed, parse, scoring, unix_seconds};
+use super::{App, Shared, audio, embed, parse, scoring, unix_seconds};
 use crate::config::SimConfig;
 use crate::error::{ApiError, json_response};
 use crate::faults::RequestFaults;
@@ -32,14 +32,46 @@ const ENDPOINTS: [(&str, Answer); 8] = [
 ];
 
 pub(super) fn routes() -> Router<Arc<App>> {
-    ENDPOINTS.into_iter().fold(Router::new(), |routes, (path, answer)| {
+    let pooled = ENDPOINTS.into_iter().fold(Router::new(), |routes, (path, answer)| {
         let serve =
             move |State(app): Shared,
                   ConnectInfo(connection): ConnectInfo<ConnectionControl>,
                   headers: HeaderMap,
                   body: Bytes| { serve(app, path, answer, connection, headers, body) };
         routes.route(path, post(serve))
+    });
+    audio::PATHS.into_iter().fold(pooled, |routes, path| {
+        let serve =
+            move |State(app): Shared,
+                  ConnectInfo(connection): ConnectInfo<ConnectionControl>,
+                  headers: HeaderMap,
+                  body: Bytes| { serve_form(app, path, connection, headers, body) };
+        routes.route(path, post(serve))
     })
+}
+
+async fn serve_form(
+    app: Arc<App>,
+    path: &'static str,
+    connection: ConnectionControl,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
+    let config = &app.engine.config;
+    let form = audio::form(&headers, &body);
+    let recorded = form.as_ref().map_or_else(|_| Value::Null, audio::Form::recorded);
+    app.log.push(path, &headers, recorded.to_string().as_bytes());
+    let faults = app.faults.of_request(false, false);
+    if let Some(refused) = apply_faults(&faults, &connection).await {
+        return refused;
+    }
+    let given_id = headers.get("x-request-id").and_then(|id| id.to_str().ok());
+    let id = given_id.map_or_else(|| random_hex(16), str::to_owned);
+    let named = (format!("transcribe-{id}"), unix_seconds());
+    match form.and_then(|form| audio::answer(&form, path, config, named, &faults)) {
+        Ok(response) => response,
+        Err(error) => error.into_response(),
+    }
 }
 
 async fn serve(

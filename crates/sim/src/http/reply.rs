@@ -416,7 +416,7 @@ fn event(body: &Value) -> Bytes {
 
 /// Cuts the connection after everything before it was sent: the server flushes when the body has
 /// nothing more for the moment, but not when the body fails.
-async fn cut() -> io::Error {
+pub(super) async fn cut() -> io::Error {
     tokio::task::yield_now().await;
     io::Error::new(io::ErrorKind::ConnectionReset, "cut by a fault")
 }
