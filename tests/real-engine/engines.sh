@@ -55,6 +55,7 @@ tiny_model=$dir/tiny-model
 model=${SPLITRAIL_ENGINE_MODEL:-$tiny_model}
 adapter=$dir/tiny-adapter
 servers=$dir/servers
+javascript_dir=$dir/javascript
 
 vllm_version=0.32.0
 torch_version=2.13.0
@@ -95,6 +96,7 @@ supported_python() {
 install_system_packages() {
     local missing=()
     command -v curl >/dev/null || missing+=(curl ca-certificates)
+    command -v node >/dev/null && command -v npm >/dev/null || missing+=(nodejs npm)
     # gcc builds calm.c; the engine itself compiles small kernels with g++.
     command -v gcc >/dev/null && command -v g++ >/dev/null || missing+=(gcc g++ libc6-dev)
     [ -x "$venv/bin/python" ] || supported_python >/dev/null || missing+=(python3 python3-venv)
@@ -171,6 +173,18 @@ PY
     uv_install $want
 }
 
+# The official clients for JavaScript, as `javascript/package-lock.json` says.
+install_javascript_clients() {
+    local lock=$here/javascript/package-lock.json
+    cmp -s "$lock" "$javascript_dir/.installed" && return 0
+    say "installing the clients for JavaScript"
+    mkdir -p "$javascript_dir"
+    cp "$here/javascript/package.json" "$lock" "$javascript_dir"
+    (cd "$javascript_dir" && npm ci --no-fund --no-audit --ignore-scripts) >>"$dir/install.log" 2>&1 \
+        || { tail -30 "$dir/install.log" >&2; die "npm could not install the clients for JavaScript"; }
+    cp "$lock" "$javascript_dir/.installed"
+}
+
 # Mooncake and the libraries that it is linked with, in a folder of their own: nothing of the system
 # or of the environment changes. Says why if they cannot be had.
 install_mooncake() {
@@ -231,6 +245,7 @@ install() {
     install_system_packages
     install_vllm
     install_test_tools
+    install_javascript_clients
     [ -f "$tiny_model/model.safetensors" ] || "$venv/bin/python" "$here/make_tiny_model.py" "$tiny_model"
     [ -f "$adapter/adapter_model.safetensors" ] || "$venv/bin/python" "$here/make_tiny_adapter.py" "$adapter"
     if [ ! "$dir/calm.so" -nt "$here/calm.c" ]; then
