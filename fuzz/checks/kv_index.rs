@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use splitrail_kv::invariants::check_overlap;
 use splitrail_kv::{
-    AppliedBlocks, BlockHash, BlockName, EngineHash, HashSeed, Index, IndexConfig, KvEvent,
-    Namespace, Overlaps, RunNames, SnapshotRun, StoredBlock, Tier, WorkerKey, chain_hashes,
+    AppliedBlocks, BlockAdapter, BlockHash, BlockName, EngineHash, HashSeed, Index, IndexConfig,
+    KvEvent, Namespace, Overlaps, RunNames, SnapshotRun, StoredBlock, Tier, WorkerKey,
+    chain_hashes,
 };
 
 const BLOCK_SIZE: u32 = 2;
@@ -67,7 +68,8 @@ fn step(index: &mut Index, choices: &mut Choices<'_>, state: &mut State) {
             let event = KvEvent::Stored {
                 parent: (choices.below(3) > 0).then(|| choices.engine_hash()),
                 blocks: (0..count).map(|_| choices.stored_block()).collect(),
-                adapter: TEXTS[choices.below(4)].map(str::to_owned),
+                adapter: TEXTS[choices.below(4)]
+                    .map(|name| BlockAdapter { name: name.to_owned(), load: 1 }),
                 salt: TEXTS[choices.below(4)].map(str::to_owned),
                 tier: choices.tier(),
             };

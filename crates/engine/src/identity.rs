@@ -53,6 +53,8 @@ pub struct EngineModel {
     pub context_tokens: Option<u32>,
     /// Whether it is an adapter of another model.
     pub is_adapter: bool,
+    /// Where the engine has loaded it from: a path on its host, or the name of a repository.
+    pub root: Option<String>,
     /// The engine that lists it, by its `owned_by`; `None` if that is the name of no engine.
     pub owner: Option<EngineKind>,
 }
@@ -67,6 +69,7 @@ pub(crate) fn served_models(text: &str) -> Option<Vec<EngineModel>> {
     struct Card {
         id: String,
         parent: Option<String>,
+        root: Option<String>,
         max_model_len: Option<u32>,
         owned_by: Option<serde_json::Value>,
     }
@@ -76,6 +79,7 @@ pub(crate) fn served_models(text: &str) -> Option<Vec<EngineModel>> {
         name: card.id,
         context_tokens: card.max_model_len,
         is_adapter: card.parent.is_some(),
+        root: card.root,
         owner: card.owned_by.and_then(owner),
     };
     Some(data.into_iter().take(MODELS_MAX).map(model).collect())

@@ -56,6 +56,15 @@ pub struct StoredBlock {
     pub opaque: bool,
 }
 
+/// The adapter that blocks belong to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockAdapter {
+    /// The adapter's (LoRA) name, which is part of the namespace.
+    pub name: String,
+    /// The engine's number of the load, which is greater for each later one; 0 if the engine has none.
+    pub load: u64,
+}
+
 /// What a cache group needs to hold so that a prompt can be resumed at a depth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum GroupRule {
@@ -97,8 +106,8 @@ pub enum KvEvent {
         parent: Option<EngineHash>,
         /// The blocks, in prompt order.
         blocks: Vec<StoredBlock>,
-        /// The adapter (LoRA) name that the blocks belong to.
-        adapter: Option<String>,
+        /// The adapter that the blocks belong to.
+        adapter: Option<BlockAdapter>,
         /// The cache salt. Engines name it only on a prompt's first block, so it is used if
         /// `parent` is `None` and otherwise inherited.
         salt: Option<String>,

@@ -7,6 +7,8 @@
 
 #[cfg(all(test, not(loom)))]
 mod access_hook;
+mod adapter_loads;
+mod adapters;
 mod applied;
 mod apply;
 mod cache_groups;
@@ -244,8 +246,7 @@ impl Index {
     pub fn remove_worker(&mut self, worker: u32) -> usize {
         self.forget_groups_of_ranks(worker);
         let mut removed = 0;
-        let ranks = WorkerKey { worker, rank: 0 }..=WorkerKey { worker, rank: u16::MAX };
-        while let Some((&key, _)) = self.workers.range(ranks.clone()).next() {
+        while let Some((&key, _)) = self.workers.range(Self::ranks(worker)).next() {
             removed += self.clear_spine(key);
         }
         removed
@@ -274,8 +275,7 @@ impl Index {
 
     /// Number of distinct engine hashes of a worker, over all its ranks.
     pub fn held(&self, worker: u32) -> usize {
-        let ranks = WorkerKey { worker, rank: 0 }..=WorkerKey { worker, rank: u16::MAX };
-        self.workers.range(ranks).map(|(_, rank)| rank.names.len()).sum()
+        self.workers.range(Self::ranks(worker)).map(|(_, rank)| rank.names.len()).sum()
     }
 
     /// The workers that hold at least one block, sorted by key.

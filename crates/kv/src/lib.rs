@@ -21,7 +21,7 @@ mod usage;
 
 pub use chain::Chain;
 pub use conversations::{ConversationBounds, Conversations, PromptSharing, SharedPrefix};
-pub use event::{CacheGroup, EngineHash, GroupRule, KvEvent, StoredBlock, Tier};
+pub use event::{BlockAdapter, CacheGroup, EngineHash, GroupRule, KvEvent, StoredBlock, Tier};
 pub use hash::{
     BlockHash, BlockHasher, HASH_LAYOUT, HashSeed, Namespace, chain_hashes, hashes_after, next_hash,
 };

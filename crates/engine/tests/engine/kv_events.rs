@@ -7,7 +7,7 @@ use serde_json::Value;
 use splitrail_engine::kv_events::{
     DecodeLimits, DecodeProblem, Decoder, EventBatch, OtherGroups, decode_batch,
 };
-use splitrail_kv::{CacheGroup, EngineHash, GroupRule, KvEvent, StoredBlock, Tier};
+use splitrail_kv::{BlockAdapter, CacheGroup, EngineHash, GroupRule, KvEvent, StoredBlock, Tier};
 
 pub(crate) fn decode(payload: &[u8]) -> EventBatch {
     decode_batch(payload, &DecodeLimits::default()).unwrap()
@@ -49,7 +49,10 @@ fn expected(event: &Value) -> KvEvent {
             KvEvent::Stored {
                 parent: (!parent.is_null()).then(|| recorded_hash(parent)),
                 blocks,
-                adapter: adapter.map(str::to_owned),
+                adapter: adapter.map(|name| BlockAdapter {
+                    name: name.to_owned(),
+                    load: event["lora_id"].as_u64().unwrap(),
+                }),
                 salt: salt.as_str().map(str::to_owned),
                 tier: Tier::Device,
             }
@@ -81,7 +84,7 @@ fn recorded_blocks_of_an_adapter_have_its_name_and_the_salt_of_their_prompt() {
     });
     let seen: Vec<_> = seen.map(|event| event.expect("only stored blocks")).collect();
     // The same prompt three times: to the adapter, to the adapter with a salt, and to the model.
-    let adapter = || Some("tiny-lora".to_owned());
+    let adapter = || Some(BlockAdapter { name: "tiny-lora".to_owned(), load: 1 });
     let expected =
         [(adapter(), None, false), (adapter(), Some("s1".to_owned()), false), (None, None, false)];
     assert_eq!(seen, expected);
@@ -207,7 +210,8 @@ impl Pack {
 fn stored(event: &KvEvent) -> (&[StoredBlock], Option<&str>, Option<&str>, Tier) {
     match event {
         KvEvent::Stored { blocks, adapter, salt, tier, .. } => {
-            (blocks, adapter.as_deref(), salt.as_deref(), *tier)
+            let adapter = adapter.as_ref().map(|adapter| adapter.name.as_str());
+            (blocks, adapter, salt.as_deref(), *tier)
         }
         other => panic!("not a stored event: {other:?}"),
     }

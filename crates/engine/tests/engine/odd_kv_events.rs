@@ -201,3 +201,17 @@ fn an_odd_event_never_changes_what_the_others_of_its_batch_do(odd in odd_event()
     let is_counted = unknown_events + unusable_events + other_groups + empty_events > 0;
     prop_assert!(batch.events.len() == 3 || (batch.events.len() == 2 && is_counted));
 }}
+
+#[test]
+fn an_adapter_has_the_number_of_its_load_and_0_if_the_engine_names_it_otherwise() {
+    let load = |pack: fn(Pack) -> Pack| {
+        let payload = pack(Pack::batch(1).stored(2).str("lora_id")).str("lora_name").str("l");
+        match &decode(&payload.0).events[0] {
+            KvEvent::Stored { adapter: Some(adapter), .. } => adapter.load,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(load(|pack| pack.int(7)), 7);
+    assert_eq!(load(|pack| pack.str("5f1c")), 0);
+    assert_eq!(load(Pack::nil), 0);
+}

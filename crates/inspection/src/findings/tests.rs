@@ -75,6 +75,7 @@ fn served(name: &str) -> EngineModel {
         name: name.to_owned(),
         context_tokens: Some(2048),
         is_adapter: false,
+        root: None,
         owner: None,
     }
 }

@@ -35,7 +35,10 @@ impl Index {
         match event {
             KvEvent::Stored { parent, blocks, adapter, salt, tier } => {
                 let before = match parent {
-                    None => Some(self.root(salt.as_deref(), adapter.as_deref())),
+                    None => {
+                        let adapter = adapter.as_ref().map(|adapter| adapter.name.as_str());
+                        Some(self.root(salt.as_deref(), adapter))
+                    }
                     Some(parent) => self.hash_of(worker, *parent),
                 };
                 let mut applied = match before {
@@ -45,6 +48,7 @@ impl Index {
                     }
                     None => self.keep_aside(worker, *parent, blocks, *tier),
                 };
+                self.note_adapter(worker, adapter.as_ref(), blocks);
                 applied += self.join(worker, observer);
                 applied
             }
@@ -59,10 +63,7 @@ impl Index {
                 self.remove_from_group(worker, *group, hashes)
             }
             KvEvent::Dropped { hashes } => {
-                if let Some(groups) = self.hybrids.get_mut(&worker) {
-                    groups.drop_blocks(hashes);
-                }
-                let removed = self.drop_blocks(worker, hashes, observer);
+                let removed = self.drop_everywhere(worker, hashes, observer);
                 AppliedBlocks { removed, ..AppliedBlocks::default() }
             }
             KvEvent::TierCleared { tier } => {
@@ -91,6 +92,20 @@ impl Index {
             observer.see(Change::Cleared);
         }
         removed
+    }
+
+    /// Removes all copies of the named blocks, in every tier and cache group; returns the number of
+    /// those of the spine.
+    pub(super) fn drop_everywhere(
+        &mut self,
+        worker: WorkerKey,
+        hashes: &[EngineHash],
+        observer: &mut impl Observer,
+    ) -> usize {
+        if let Some(groups) = self.hybrids.get_mut(&worker) {
+            groups.drop_blocks(hashes);
+        }
+        self.drop_blocks(worker, hashes, observer)
     }
 
     /// Removes all copies of the named blocks, and the waiting events that name one of them; returns

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::adapters::AdapterBlocks;
 use super::doubles::Doubles;
 use super::forest::{Forest, Span};
 use super::holders::ABSENT;
@@ -23,6 +24,8 @@ pub(super) struct Worker {
     pub(super) doubles: BTreeMap<Place, Doubles>,
     /// Events that wait for their parent.
     pub(super) waiting_events: WaitingEvents,
+    /// Which of the blocks belong to adapters.
+    pub(super) adapters: AdapterBlocks,
 }
 
 /// The fastest tier with a copy; [`ABSENT`] if there is none.
@@ -39,6 +42,7 @@ impl Worker {
             copies: BTreeMap::new(),
             doubles: BTreeMap::new(),
             waiting_events: WaitingEvents::default(),
+            adapters: AdapterBlocks::default(),
         }
     }
 
@@ -192,5 +196,6 @@ impl Worker {
             + self.copies.len() * PER_COPY
             + self.doubles.values().map(Doubles::bytes).sum::<usize>()
             + self.waiting_events.bytes()
+            + self.adapters.bytes()
     }
 }

@@ -2,7 +2,7 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use splitrail_kv::{EngineHash, KvEvent, StoredBlock, Tier, WorkerKey};
+use splitrail_kv::{BlockAdapter, EngineHash, KvEvent, StoredBlock, Tier, WorkerKey};
 
 use crate::BLOCK_SIZE;
 use crate::model::{Model, SPACES, Spaces, WORKERS};
@@ -103,7 +103,7 @@ pub(crate) fn event(model: &Model, op: &Op) -> Option<(WorkerKey, KvEvent, Space
             let event = KvEvent::Stored {
                 parent,
                 blocks: blocks.collect(),
-                adapter: adapter.map(str::to_owned),
+                adapter: adapter.map(|name| BlockAdapter { name: name.to_owned(), load: 1 }),
                 salt: salt.map(str::to_owned),
                 tier: *tier,
             };

@@ -2,8 +2,8 @@
 
 use splitrail_kv::invariants::check_overlap;
 use splitrail_kv::{
-    AppliedBlocks, BlockHash, EngineHash, HashSeed, Index, IndexConfig, KvEvent, Namespace,
-    Overlap, Overlaps, StoredBlock, Tier, WorkerKey, chain_hashes,
+    AppliedBlocks, BlockAdapter, BlockHash, EngineHash, HashSeed, Index, IndexConfig, KvEvent,
+    Namespace, Overlap, Overlaps, StoredBlock, Tier, WorkerKey, chain_hashes,
 };
 
 const SEED: HashSeed = HashSeed(7);
@@ -262,15 +262,26 @@ fn an_engine_hash_stands_for_its_last_content_only() {
 }
 
 #[test]
-fn cleared_drops_every_tier_of_that_rank_only() {
+fn cleared_drops_every_tier_and_namespace_of_that_rank_only() {
     let mut index = index(100);
     for worker in [W0, W0_RANK1, W1] {
         index.apply(worker, &on_device(None, &[(1, 10), (2, 20)]));
         index.apply(worker, &stored(None, &[(1, 10)], Tier::Remote));
+        let of_adapter = KvEvent::Stored {
+            parent: None,
+            blocks: blocks(&[(4, 10)]),
+            adapter: Some(BlockAdapter { name: "lora".to_owned(), load: 1 }),
+            salt: Some("tenant-a".to_owned()),
+            tier: Tier::Host,
+        };
+        index.apply(worker, &of_adapter);
     }
-    assert_eq!(index.apply(W0, &KvEvent::Cleared).removed, 2);
-    assert_eq!(overlap(&index, W0, &[10]), 0);
-    assert_eq!(overlap(&index, W0_RANK1, &[10, 20]), 2);
+    let in_namespace = |index: &Index, worker| {
+        overlap_in(index, worker, &prompt_in(Some("tenant-a"), Some("lora"), &[10])).blocks
+    };
+    assert_eq!(index.apply(W0, &KvEvent::Cleared).removed, 3);
+    assert_eq!((overlap(&index, W0, &[10]), in_namespace(&index, W0)), (0, 0));
+    assert_eq!((overlap(&index, W0_RANK1, &[10, 20]), in_namespace(&index, W0_RANK1)), (2, 1));
     // Earlier blocks are neither parents nor waiting.
     assert_eq!(index.apply(W0, &on_device(Some(2), &[(3, 30)])).aside, 1);
     assert_eq!(index.apply(W0, &KvEvent::Cleared).removed, 0);
@@ -336,7 +347,7 @@ fn salts_and_adapters_never_meet_and_are_inherited() {
     let event = |parent: Option<u64>, named: &[(u64, u32)], salt: Option<&str>| KvEvent::Stored {
         parent: parent.map(EngineHash),
         blocks: blocks(named),
-        adapter: Some("lora".to_owned()),
+        adapter: Some(BlockAdapter { name: "lora".to_owned(), load: 1 }),
         salt: salt.map(str::to_owned),
         tier: Tier::Device,
     };

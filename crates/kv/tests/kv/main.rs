@@ -2,6 +2,7 @@
 //! counts allocations, and `index_model`.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+mod adapters;
 mod conversations;
 mod corpus;
 mod hashes;

@@ -1,6 +1,6 @@
 //! The fields of stored and removed events, collected in any order, then turned into a [`KvEvent`].
 
-use splitrail_kv::{CacheGroup, EngineHash, KvEvent, StoredBlock, Tier};
+use splitrail_kv::{BlockAdapter, CacheGroup, EngineHash, KvEvent, StoredBlock, Tier};
 
 use super::cursor::Cursor;
 use super::extra::{self, BlockExtra, OtherKeys};
@@ -16,7 +16,8 @@ pub(super) struct StoredEvent<'a> {
     /// All tokens; divided into blocks once the block size is known.
     tokens: Option<Vec<u32>>,
     block_size: Option<u32>,
-    has_adapter_id: bool,
+    /// The engine's number of the adapter's load; 0 if it names the load otherwise.
+    adapter_load: Option<u64>,
     adapter: Option<&'a str>,
     extras: Vec<BlockExtra<'a>>,
     /// The cache salt, if the event names it apart from `extras`.
@@ -35,7 +36,7 @@ impl<'a> StoredEvent<'a> {
             parent: None,
             tokens: None,
             block_size: None,
-            has_adapter_id: false,
+            adapter_load: None,
             adapter: None,
             extras: Vec::new(),
             salt: None,
@@ -78,7 +79,7 @@ impl<'a> StoredEvent<'a> {
             }
             "block_size" => self.block_size = Some(c.u32("block_size")?),
             "lora_id" => {
-                self.has_adapter_id = c.optional("lora_id", |c| c.skip("lora_id"))?.is_some();
+                self.adapter_load = c.optional("lora_id", adapter_load)?;
             }
             "medium" => self.tier = tier(c)?,
             "lora_name" => self.adapter = c.optional("lora_name", |c| c.str("lora_name"))?,
@@ -159,8 +160,8 @@ impl<'a> StoredEvent<'a> {
         }
         // Adapters that are known only by number cannot be distinguished, and extra keys beyond the
         // number of blocks cannot be assigned to a block.
-        let all_opaque =
-            (self.has_adapter_id && self.adapter.is_none()) || self.extras.len() > hashes.len();
+        let all_opaque = (self.adapter_load.is_some() && self.adapter.is_none())
+            || self.extras.len() > hashes.len();
         let mut salt = self.salt.map(str::to_owned);
         let blocks = hashes.iter().zip(tokens.chunks_exact(block_size)).enumerate();
         let blocks = blocks.map(|(index, (hash, tokens))| {
@@ -179,7 +180,10 @@ impl<'a> StoredEvent<'a> {
         Ok(Some(KvEvent::Stored {
             parent: self.parent,
             blocks,
-            adapter: self.adapter.map(str::to_owned),
+            adapter: self.adapter.map(|name| BlockAdapter {
+                name: name.to_owned(),
+                load: self.adapter_load.unwrap_or(0),
+            }),
             salt,
             tier: self.tier,
         }))
@@ -298,6 +302,16 @@ fn hashes(c: &mut Cursor<'_>, limit: usize) -> Result<Vec<EngineHash>, DecodeErr
         hashes.push(EngineHash(c.hash("block_hashes")?));
     }
     Ok(hashes)
+}
+
+/// The number of an adapter's load: vLLM counts loads from 1. 0 if it is no number.
+fn adapter_load(c: &mut Cursor<'_>) -> Result<u64, DecodeError> {
+    let start = c.clone();
+    if let Ok(load) = c.u32("lora_id") {
+        return Ok(load.into());
+    }
+    *c = start;
+    c.skip("lora_id").map(|_| 0)
 }
 
 /// The tier of a `medium`. Nil is the engine's own cache.
