@@ -29,6 +29,7 @@ use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header};
 use serde_json::{Map, Value, json};
 
+use crate::adapters::Adapters;
 use crate::config::{KvConnector, Role};
 use crate::engine::Engine;
 use crate::error::{ApiError, json_response};
@@ -60,6 +61,8 @@ pub(crate) struct App {
     /// When the engine began, since 1970.
     pub(crate) started_at: Duration,
     pub(crate) fingerprint: String,
+    /// The adapters that are loaded.
+    pub(crate) adapters: Adapters,
     /// The event addresses by rank.
     pub(crate) event_sources: Vec<Endpoints>,
 }
@@ -76,6 +79,8 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         _ => Router::new()
             .route("/version", get(version))
             .route("/kv_event_sources", get(event_sources))
+            .route("/v1/load_lora_adapter", post(control::load_adapter))
+            .route("/v1/unload_lora_adapter", post(control::unload_adapter))
             .route(Endpoint::Generate.path(), inference(Endpoint::Generate)),
     };
     let routes = routes
@@ -196,7 +201,7 @@ async fn answer(
         (_, _, Some(id)) => format!("{prefix}-{id}"),
         (_, _, None) => format!("{prefix}-{}", random_hex(8)),
     };
-    let mut request = request_body::read(endpoint, body, config, &id)?;
+    let mut request = request_body::read(endpoint, body, config, &app.adapters, &id)?;
     if request.deadly {
         app.die();
         return Err(ApiError::engine_dead());
@@ -262,20 +267,22 @@ async fn load(State(app): Shared) -> Response {
 async fn models(State(app): Shared) -> Response {
     let config = &app.engine.config;
     let owner = if config.connector == KvConnector::Sglang { "sglang" } else { "vllm" };
-    let model = |name: &String, parent: Option<&String>| {
+    let model = |name: &String, root: &String, parent: Option<&String>| {
         json!({
             "id": name,
             "object": "model",
             "created": app.started_at.as_secs(),
             "owned_by": owner,
-            "root": name,
+            "root": root,
             "parent": parent,
             "max_model_len": config.sequence_limit_tokens(),
             "permission": [],
         })
     };
-    let adapters = config.adapters.iter().map(|name| model(name, Some(&config.model)));
-    let data: Vec<Value> = std::iter::once(model(&config.model, None)).chain(adapters).collect();
+    let loaded = app.adapters.loaded();
+    let adapters = loaded.iter().map(|(name, one)| model(name, &one.path, Some(&config.model)));
+    let own = std::iter::once(model(&config.model, &config.model, None));
+    let data: Vec<Value> = own.chain(adapters).collect();
     json_response(StatusCode::OK, &json!({"object": "list", "data": data}))
 }
 
@@ -332,7 +339,7 @@ async fn tokenize(State(app): Shared, headers: HeaderMap, body: Bytes) -> Respon
         return ApiError::new(StatusCode::NOT_FOUND, "Not Found").into_response();
     }
     let tokens = parse(&body).and_then(|body| {
-        request_body::read_model(&body, config)?;
+        request_body::read_model(&body, config, &app.adapters)?;
         let tokens = match body.get("messages") {
             Some(_) => request_body::chat_prompt(&body, config.dialect)?.0,
             None => match body["prompt"].as_str() {
@@ -364,7 +371,7 @@ async fn detokenize(State(app): Shared, headers: HeaderMap, body: Bytes) -> Resp
         return ApiError::new(StatusCode::NOT_FOUND, "Not Found").into_response();
     }
     let ids = parse(&body).and_then(|body| {
-        request_body::read_model(&body, config)?;
+        request_body::read_model(&body, config, &app.adapters)?;
         let ids = body["tokens"].as_array().and_then(|ids| {
             ids.iter().map(|id| id.as_u64()?.try_into().ok()).collect::<Option<Vec<u32>>>()
         });
@@ -387,7 +394,7 @@ async fn count_tokens(State(app): Shared, headers: HeaderMap, body: Bytes) -> Re
     }
     let tokens = parse(&body).and_then(|body| {
         let chat = named::of_message(&body)?;
-        request_body::read_model(&chat, config)?;
+        request_body::read_model(&chat, config, &app.adapters)?;
         request_body::chat_prompt(&chat, config.dialect).map(|(tokens, _)| tokens)
     });
     match tokens {

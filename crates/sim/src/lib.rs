@@ -11,6 +11,7 @@ pub mod cache;
 pub mod cluster;
 pub mod tokenizer;
 
+mod adapters;
 mod config;
 mod engine;
 mod error;

@@ -10,6 +10,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use crate::adapters::Adapters;
 use crate::config::SimConfig;
 use crate::engine::Engine;
 use crate::engine::core::Origin;
@@ -72,6 +73,7 @@ impl SimEngine {
             log: RequestLog::default(),
             started_at: unix_time(),
             fingerprint: format!("vllm-{}-{}", config.version, random_hex(4)),
+            adapters: Adapters::new(&config.adapters),
             event_sources,
         });
         let connections = CancellationToken::new();

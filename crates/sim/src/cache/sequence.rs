@@ -11,7 +11,10 @@ pub struct Namespace {
     pub salt: Option<String>,
     /// Adapter (LoRA) name; part of every block's hash.
     pub adapter: Option<String>,
-    /// Number of the adapter in events.
+    /// From where the adapter was loaded, which stands for its weights; part of every block's hash, but
+    /// not of events.
+    pub adapter_path: Option<String>,
+    /// Number of the adapter's load in events.
     pub adapter_id: Option<u32>,
     /// Images, in order; part of the hash of each block that contains one of their tokens.
     pub media: Vec<Media>,
@@ -146,6 +149,10 @@ impl Sequence {
                         bytes.extend_from_slice(&offset.to_le_bytes());
                     }
                 }
+            }
+            if let Some(path) = &self.namespace.adapter_path {
+                bytes.push(0xff);
+                bytes.extend_from_slice(path.as_bytes());
             }
             self.hashes.push(xxh3_64_with_seed(&bytes, parent));
         }

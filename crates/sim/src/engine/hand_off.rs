@@ -194,7 +194,7 @@ pub(crate) fn base_name(name: &str) -> &str {
 /// Equal only for equal prompts with equal images and adapters, whose KV is interchangeable.
 pub(crate) fn prompt_fingerprint(prompt: &[u32], namespace: &Namespace) -> u64 {
     let mut bytes: Vec<u8> = prompt.iter().flat_map(|token| token.to_le_bytes()).collect();
-    bytes.extend_from_slice(namespace.adapter.as_deref().unwrap_or_default().as_bytes());
+    bytes.extend_from_slice(namespace.adapter_path.as_deref().unwrap_or_default().as_bytes());
     for one in &namespace.media {
         bytes.extend_from_slice(one.identifier.as_bytes());
     }

@@ -137,7 +137,7 @@ impl Request {
             config.hash_seed,
         );
         let mut state = xxh3_64(config.model.as_bytes());
-        if let Some(adapter) = &params.namespace.adapter {
+        if let Some(adapter) = &params.namespace.adapter_path {
             state = xxh3_64_with_seed(adapter.as_bytes(), state);
         }
         for token in &params.prompt {

@@ -80,3 +80,53 @@ pub(super) async fn reset_prefix_cache(State(app): State<Arc<App>>) -> Response 
         }
     }
 }
+
+#[derive(Deserialize)]
+struct LoadRequest {
+    lora_name: String,
+    lora_path: String,
+    #[serde(default)]
+    load_inplace: bool,
+}
+
+#[derive(Deserialize)]
+struct UnloadRequest {
+    lora_name: String,
+}
+
+fn invalid(message: String) -> Response {
+    ApiError::new(StatusCode::BAD_REQUEST, message).into_response()
+}
+
+/// `/v1/load_lora_adapter`.
+pub(super) async fn load_adapter(State(app): State<Arc<App>>, body: Bytes) -> Response {
+    let request: LoadRequest = match serde_json::from_slice(&body) {
+        Ok(request) => request,
+        Err(error) => return invalid(error.to_string()),
+    };
+    let LoadRequest { lora_name, lora_path, load_inplace } = request;
+    if lora_name == app.engine.config.model {
+        return invalid(format!("The lora adapter '{lora_name}' conflicts with the base model."));
+    }
+    if !load_inplace && app.adapters.loaded().contains_key(&lora_name) {
+        return invalid(format!("The lora adapter '{lora_name}' has already been loaded."));
+    }
+    app.adapters.load(&lora_name, lora_path);
+    format!("Success: LoRA adapter '{lora_name}' added successfully.").into_response()
+}
+
+/// `/v1/unload_lora_adapter`.
+pub(super) async fn unload_adapter(State(app): State<Arc<App>>, body: Bytes) -> Response {
+    let request: UnloadRequest = match serde_json::from_slice(&body) {
+        Ok(request) => request,
+        Err(error) => return invalid(error.to_string()),
+    };
+    let name = request.lora_name;
+    match app.adapters.loaded().remove(&name) {
+        Some(_) => format!("Success: LoRA adapter '{name}' removed successfully.").into_response(),
+        None => {
+            let message = format!("The lora adapter '{name}' cannot be found.");
+            ApiError::new(StatusCode::NOT_FOUND, message).into_response()
+        }
+    }
+}

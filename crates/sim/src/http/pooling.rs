@@ -13,6 +13,7 @@ use serde_json::Value;
 use super::connection::ConnectionControl;
 use super::request_body::{random_hex, read_model};
 use super::{App, Shared, audio, embed, parse, scoring, unix_seconds};
+use crate::adapters::Adapters;
 use crate::config::SimConfig;
 use crate::error::{ApiError, json_response};
 use crate::faults::RequestFaults;
@@ -94,7 +95,7 @@ async fn serve(
     let given_id = headers.get("x-request-id").and_then(|id| id.to_str().ok());
     let id = given_id.map_or_else(|| random_hex(16), str::to_owned);
     let reply = parse(&body).and_then(|body| {
-        check(&body, config)?;
+        check(&body, config, &app.adapters)?;
         let mut reply = answer(&body, config, &id)?;
         // vLLM dates all of them but ranks.
         if reply["object"] == "list" {
@@ -109,8 +110,8 @@ async fn serve(
 }
 
 /// Refuses unknown models, and members that only the router may send.
-fn check(body: &Value, config: &SimConfig) -> Result<(), ApiError> {
-    read_model(body, config)?;
+fn check(body: &Value, config: &SimConfig, adapters: &Adapters) -> Result<(), ApiError> {
+    read_model(body, config, adapters)?;
     match ["kv_transfer_params", "request_id"].into_iter().find(|name| !body[*name].is_null()) {
         Some(member) => Err(ApiError::bad_request(member, "only the router may say this.")),
         None => Ok(()),

@@ -7,6 +7,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use super::endpoint::Endpoint;
 use super::named::chat_of;
 use super::remote::{is_deadly, read_of, read_remote};
+use crate::adapters::Adapters;
 use crate::cache::{Media, Namespace};
 use crate::config::{KvConnector, PromptDialect, SimConfig};
 use crate::engine::request::{RemoteKv, SampleParams};
@@ -36,11 +37,12 @@ pub(crate) fn read(
     endpoint: Endpoint,
     body: &Value,
     config: &SimConfig,
+    adapters: &Adapters,
     external_id: &str,
 ) -> Result<InferenceRequest, ApiError> {
     let chat = endpoint.names_events().then(|| chat_of(endpoint, body, config)).transpose()?;
     let body = chat.as_ref().unwrap_or(body);
-    let (model, mut namespace) = read_model(body, config)?;
+    let (model, mut namespace) = read_model(body, config, adapters)?;
     let prompts = match endpoint {
         Endpoint::Chat | Endpoint::Responses | Endpoint::Messages => {
             let (prompt, media) = chat_prompt(body, config.dialect)?;
@@ -131,6 +133,7 @@ pub(crate) fn random_hex(bytes: usize) -> String {
 pub(crate) fn read_model(
     body: &Value,
     config: &SimConfig,
+    adapters: &Adapters,
 ) -> Result<(String, Namespace), ApiError> {
     let salt = match &body["cache_salt"] {
         Value::Null => None,
@@ -149,13 +152,14 @@ pub(crate) fn read_model(
     };
     let mut namespace = Namespace { salt, ..Namespace::default() };
     if name != config.model {
-        let Some(index) = config.adapters.iter().position(|adapter| adapter == name) else {
+        let Some(adapter) = adapters.loaded().get(name).cloned() else {
             let message = format!("The model `{name}` does not exist.");
             let error = ApiError::new(StatusCode::NOT_FOUND, message);
             return Err(ApiError { param: Some("model"), ..error });
         };
         namespace.adapter = Some(name.to_owned());
-        namespace.adapter_id = Some(index as u32 + 1);
+        namespace.adapter_id = Some(adapter.id);
+        namespace.adapter_path = Some(adapter.path);
     }
     Ok((name.to_owned(), namespace))
 }
