@@ -49,6 +49,8 @@ pub enum AttentionKind {
     NoTokenizer,
     /// Prompts fail alike on all workers.
     SuspectPrompts,
+    /// Workers have not all loaded an adapter, or from different paths.
+    AdaptersDiffer,
     /// A worker is down, unready, ejected, stuck, or leaves.
     State,
     /// A worker is drained.
@@ -88,7 +90,11 @@ impl AttentionKind {
     fn is_note(self) -> bool {
         matches!(
             self,
-            Self::OverlapIsUpperBound | Self::NoTokenizer | Self::NoCachedTokens | Self::KeysExpire
+            Self::OverlapIsUpperBound
+                | Self::NoTokenizer
+                | Self::NoCachedTokens
+                | Self::KeysExpire
+                | Self::AdaptersDiffer
         )
     }
 }
@@ -137,6 +143,7 @@ pub fn find(core: &Core, shed: &[Shed]) -> Vec<Attention> {
     found.extend(of_shed(shed));
     let serving = core.serving();
     found.extend(serving.models.iter().flat_map(|served| of_model(served)));
+    found.extend(serving.models.iter().flat_map(|served| of_adapters(served)));
     found.extend(serving.models.iter().flat_map(|served| of_workers(served)));
     // The sort is stable.
     found.sort_by_key(|attention| attention.is_note);
@@ -265,6 +272,41 @@ fn of_model(served: &ServedModel) -> Vec<Attention> {
     }
     found.iter_mut().for_each(|attention| attention.model = Some(served.name().to_owned()));
     found
+}
+
+/// What is to be known of a model's adapters.
+fn of_adapters(served: &ServedModel) -> Vec<Attention> {
+    let names = served.config.adapters.iter();
+    let mut found: Vec<_> = names.flat_map(|name| of_adapter(served, name)).collect();
+    found.iter_mut().for_each(|attention| attention.model = Some(served.name().to_owned()));
+    found
+}
+
+/// The workers that have not loaded an adapter as most have that can serve a request alone.
+fn of_adapter(served: &ServedModel, name: &str) -> Vec<Attention> {
+    let Some(holder) = served.pool.typical_holder(name) else { return Vec::new() };
+    let roster = served.pool.roster();
+    let about = |differs: &dyn Fn(&Worker) -> bool, message: String, advice: &str| {
+        let in_service = roster.iter().filter(|worker| worker.state().takes_work());
+        let differing = in_service.filter(|worker| differs(worker));
+        let mut workers: Vec<_> = differing.map(|worker| worker.id().to_owned()).collect();
+        workers.sort_by(|one, other| compare(one, other));
+        let found = Attention::new(AttentionKind::AdaptersDiffer, message).advise(advice);
+        (!workers.is_empty()).then_some(Attention { workers, ..found })
+    };
+    let lacking = about(
+        &|worker| worker.has_adapter(name) == Some(false),
+        format!("without the adapter {name}, which others have loaded: its requests go to those"),
+        "load it there (vLLM: POST /v1/load_lora_adapter), unless that is meant",
+    );
+    let elsewhere = about(
+        &|worker| !worker.agrees_on(Some(name), &holder),
+        format!(
+            "with the adapter {name} from another path than most: no KV of it moves to or from others"
+        ),
+        "load it from the same path on all workers",
+    );
+    lacking.into_iter().chain(elsewhere).collect()
 }
 
 /// What needs attention of a model's workers, with what is the same for several of them once.

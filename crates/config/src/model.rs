@@ -210,7 +210,9 @@ pub struct Model {
     /// Other names of the model for clients.
     #[serde(default)]
     pub aliases: Vec<String>,
-    /// Adapters (LoRA) that clients may name as `model`, each with its own namespace.
+    /// Adapters (LoRA) that clients may name as `model`, each with its own namespace. The router asks each
+    /// engine at every probe which of them it has loaded: requests go only to [workers that
+    /// have](fleet.md#adapters).
     #[serde(default)]
     pub adapters: Vec<String>,
     /// Tokens per KV block of the engines; `auto` asks an engine.

@@ -142,9 +142,11 @@ impl Canary {
         }
     }
 
-    /// Repeats the test with the first adapter. One is enough to see how events name adapters.
+    /// Repeats the test with the first adapter that the engine may have. One is enough to see how events name adapters.
     async fn serve_adapter(&self, prompt: &Prompt, has_events: bool) -> CanaryResult {
-        let Some(adapter) = self.served.config.adapters.first().filter(|_| has_events) else {
+        let may_have = |name: &&String| self.worker.has_adapter(name) != Some(false);
+        let adapter = self.served.config.adapters.iter().find(may_have);
+        let Some(adapter) = adapter.filter(|_| has_events) else {
             return CanaryResult::Agree;
         };
         match self.serve(prompt, Some(adapter), has_events).await {

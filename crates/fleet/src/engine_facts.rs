@@ -1,9 +1,11 @@
 //! What an engine has told about itself, and what an operator has written in its place.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::worker::Worker;
+use arc_swap::ArcSwapOption;
 use splitrail_config::model::{Connector, WorkerConfig};
 use splitrail_engine::identity::EventSource;
 use splitrail_engine::zmtp::Endpoint;
@@ -30,6 +32,21 @@ pub struct KvNames {
     pub layout: Option<String>,
 }
 
+/// What an engine says of an adapter that the configuration names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AdapterFacts {
+    /// The tag of the path from which the engine loaded it last; 0 if the engine names none.
+    pub(crate) root: u64,
+    /// Whether it is loaded now.
+    pub(crate) is_listed: bool,
+    /// The greatest number of its loads from this path, by the KV events that came before the engine was
+    /// asked; 0 if none is known.
+    pub(crate) load: u64,
+}
+
+/// The adapters of one engine by name, with those that were unloaded.
+pub type Adapters = BTreeMap<String, AdapterFacts>;
+
 /// What is known about one engine.
 #[derive(Debug)]
 pub struct EngineFacts {
@@ -45,6 +62,10 @@ pub struct EngineFacts {
     publication: watch::Sender<Publication>,
     /// Whether the engine is asked where it publishes, because nobody has written it down.
     asks_for_events: bool,
+    /// The adapters that the configuration names; `None` until the engine has listed its own.
+    adapters: ArcSwapOption<Adapters>,
+    /// How often an adapter was loaded from another path.
+    adapter_changes: AtomicU32,
 }
 
 impl EngineFacts {
@@ -64,6 +85,8 @@ impl EngineFacts {
             kv_names: Mutex::default(),
             publication: watch::Sender::new(publication),
             asks_for_events,
+            adapters: ArcSwapOption::empty(),
+            adapter_changes: AtomicU32::new(0),
         }
     }
 
@@ -108,6 +131,26 @@ impl EngineFacts {
         *known = Arc::new(names);
         self.kv_format.store(format.to_bits(), Relaxed);
         true
+    }
+
+    /// The adapters that the configuration names; `None` until the engine has listed its own.
+    pub fn adapters(&self) -> Option<Arc<Adapters>> {
+        self.adapters.load_full()
+    }
+
+    /// Records what the engine lists of adapters; `None` forgets it.
+    pub fn set_adapters(&self, adapters: Option<Adapters>) {
+        self.adapters.store(adapters.map(Arc::new));
+    }
+
+    /// How often the engine has loaded an adapter from another path than before.
+    pub fn adapter_changes(&self) -> u32 {
+        self.adapter_changes.load(Relaxed)
+    }
+
+    /// Records that the engine has loaded an adapter from another path.
+    pub fn count_adapter_change(&self) {
+        self.adapter_changes.fetch_add(1, Relaxed);
     }
 
     /// Whether the engine is asked where it publishes KV events.

@@ -64,6 +64,25 @@ pub(super) async fn learn_models_again(
     }
 }
 
+/// Asks one engine which adapters it has loaded now, if the configuration names some.
+pub(super) async fn learn_adapters(served: &ServedModel, worker: &Arc<Worker>, patience: Duration) {
+    let names = &served.config.adapters;
+    if names.is_empty() {
+        return;
+    }
+    let loads = served.pool.adapter_loads(worker, names);
+    let reply = ask(served, worker, worker.engine.kind.paths().models, patience).await;
+    if let Some(models) = reply.and_then(|reply| listed_models(worker, &reply)) {
+        served.pool.learn_adapters(worker, names, &loads, &models);
+    }
+}
+
+/// The models and adapters in a reply; `None` if it is no such list.
+fn listed_models(worker: &Worker, reply: &WholeReply) -> Option<Vec<EngineModel>> {
+    let text = std::str::from_utf8(&reply.body).unwrap_or_default();
+    worker.engine.kind.served_models(text).filter(|_| reply.status == 200)
+}
+
 /// The reply to a `GET`, of any status.
 async fn ask(
     served: &ServedModel,
@@ -96,11 +115,7 @@ async fn learn_models(
     reply: &WholeReply,
     patience: Duration,
 ) {
-    let text = std::str::from_utf8(&reply.body).unwrap_or_default();
-    let Some(models) = worker.engine.kind.served_models(text).filter(|_| reply.status == 200)
-    else {
-        return;
-    };
+    let Some(models) = listed_models(worker, reply) else { return };
     // An engine that does not report a limit is not asked again.
     let said = models.iter().filter_map(|model| model.context_tokens).min();
     worker.engine.facts.set_context_tokens(said.unwrap_or(u32::MAX));

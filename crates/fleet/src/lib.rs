@@ -1,6 +1,7 @@
 //! The workers of a router: which exist, which KV blocks they hold, and how busy and healthy they
 //! are. Requests read snapshots of this state.
 
+pub mod adapters;
 pub mod bootstrap;
 mod canary;
 mod candidates;

@@ -8,7 +8,7 @@ use splitrail_engine::load::EngineLoad;
 use tokio::time::MissedTickBehavior;
 
 use super::engine_facts::KvNames;
-use super::learn::{learn, learn_models_again};
+use super::learn::{learn, learn_adapters, learn_models_again};
 use super::worker::{UnreadyCause, Worker};
 use crate::ServedModel;
 use splitrail_api::error::{Error, ErrorKind, Fault};
@@ -69,6 +69,9 @@ async fn follow_liveness(served: &Arc<ServedModel>, worker: &Arc<Worker>) {
                     && learn(served, worker, config.probe_timeout).await
                 {
                     learned = Some(process);
+                }
+                if learned == Some(process) {
+                    learn_adapters(served, worker, config.probe_timeout).await;
                 }
                 (passed, failed) = (passed.saturating_add(1), 0);
                 let back = worker.is_up() || passed >= config.healthy_threshold;

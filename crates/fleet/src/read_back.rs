@@ -45,6 +45,8 @@ struct PinPayload {
     /// The process of the engine that keeps the blocks: an engine that was only out of reach has them
     /// still.
     process: u32,
+    /// The `adapter_changes` of the holder's engine when its reply arrived.
+    adapter_changes: u32,
     /// The first token of the prompt, for the request that releases the blocks.
     first_token: u32,
 }
@@ -58,9 +60,14 @@ impl PinPayload {
     }
 
     /// Whether a prefill leg may read the blocks now. A holder that gets no new work gets no new readers
-    /// either, since its engine may be about to be stopped.
+    /// either, since its engine may be about to be stopped. Nor does one that has loaded an adapter from
+    /// another path since, as the blocks may have been computed with the one before.
     fn is_readable(&self) -> bool {
-        self.is_there() && self.holder.state().takes_work() && !self.holder.is_quarantined()
+        let is_of_loads = self.holder.engine.facts.adapter_changes() == self.adapter_changes;
+        is_of_loads
+            && self.is_there()
+            && self.holder.state().takes_work()
+            && !self.holder.is_quarantined()
     }
 
     /// Whether no prefill leg will read the blocks. A holder that is out of reach may come back.

@@ -137,6 +137,12 @@ pub struct ServedModels {
 }
 
 impl ServedModels {
+    /// Whether a name is of use to clients: a model, or an adapter that a worker may have.
+    pub fn may_serve(&self, named: &ServedName) -> bool {
+        let adapter = named.adapter.as_deref();
+        adapter.is_none_or(|name| self.models[named.model].pool.may_have_adapter(name))
+    }
+
     /// The models of a configuration, with the names by which clients find them.
     pub fn new(models: Vec<Arc<ServedModel>>, config: Arc<Config>) -> Self {
         let mut names = BTreeMap::new();

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 
+use crate::decide::adapter_holders::{is_about_adapters, lacking_adapter};
 use crate::decide::context_length::{PREFILL_OUTPUT_TOKENS, too_short};
 use crate::decide::fetchable::is_fetchable;
 use crate::decide::gate::{GateDecision, Need};
@@ -192,8 +193,8 @@ struct Explainer<'a> {
     roster: std::sync::Arc<Roster>,
     /// The workers that return no hand-offs for the endpoint.
     missing: Vec<Exclusion>,
-    /// The workers whose context is too short for the prompt and its reply.
-    too_short: Vec<Exclusion>,
+    /// The workers whose context is too short for the prompt and its reply, or that lack its adapter.
+    unable: Vec<Exclusion>,
     explained: PromptExplained,
 }
 
@@ -217,10 +218,14 @@ impl<'a> Explainer<'a> {
             stops: None,
         };
         let missing = without_hand_offs(served, *endpoint, Instant::now());
-        let too_short = too_short(served, Leg::Decode, unit, options.output.least_tokens());
+        let mut unable = match endpoint.generates() {
+            true => too_short(served, Leg::Decode, unit, options.output.least_tokens()),
+            false => Vec::new(),
+        };
+        unable.extend(lacking_adapter(served, &unit.body));
         let (endpoint, options) = (*endpoint, *options);
         let roster = served.pool.roster();
-        Self { served, endpoint, options, unit, roster, missing, too_short, explained }
+        Self { served, endpoint, options, unit, roster, missing, unable, explained }
     }
 
     fn go(mut self, plan: Plan, auto: Option<PrefillComparison>) -> PromptExplained {
@@ -236,9 +241,11 @@ impl<'a> Explainer<'a> {
     /// Explains a request of an auxiliary endpoint, which one worker serves.
     fn auxiliary(mut self) -> PromptExplained {
         self.explained.flow = RequestFlow::Aggregated.name();
-        match supporting_workers::leg_for_endpoint(self.served, self.endpoint, &[], Instant::now())
-        {
-            Ok((leg, excluded)) => {
+        let now = Instant::now();
+        let unable = &self.unable;
+        match supporting_workers::leg_for_endpoint(self.served, self.endpoint, unable, now) {
+            Ok((leg, mut excluded)) => {
+                excluded.extend(unable);
                 self.step("reply", LegRules::any(leg, &excluded));
             }
             Err(error) => self.explained.stops = Some(error.message().to_owned()),
@@ -251,7 +258,7 @@ impl<'a> Explainer<'a> {
     fn decode_try(&mut self, threshold: f64, then: NextLegs) -> bool {
         let need = Need::new(threshold, self.unit.prompt_tokens, self.served.pool.block_size());
         let may_fetch = then != NextLegs::ThresholdReply && self.may_fetch();
-        let excluded = self.too_short.clone();
+        let excluded = self.unable.clone();
         let alone = LegRules::any(Leg::Aggregated, &excluded);
         let rules = LegRules { blocks: need.blocks, may_fetch, ..alone };
         let Some(chosen) = self.step("decode_try", rules) else { return true };
@@ -283,11 +290,11 @@ impl<'a> Explainer<'a> {
                 self.explained.stops = Some("the client is told `cache_threshold`".into())
             }
             NextLegs::Aggregated(reason) => self.alone(Leg::Aggregated, reason),
-            NextLegs::OnPrefill if pool.any_up(Leg::Prefill, &self.too_short) => {
+            NextLegs::OnPrefill if pool.any_up(Leg::Prefill, &self.unable) => {
                 self.alone(Leg::Prefill, Some(LocalReason::OneToken));
             }
             NextLegs::OnPrefill => self.without(LocalReason::NoPrefill),
-            NextLegs::PrefillFirst if !pool.any_up(Leg::Decode, &self.too_short) => {
+            NextLegs::PrefillFirst if !pool.any_up(Leg::Decode, &self.unable) => {
                 self.without(LocalReason::NoDecode);
             }
             NextLegs::PrefillFirst => self.both(),
@@ -296,9 +303,10 @@ impl<'a> Explainer<'a> {
 
     fn both(&mut self) {
         let pool = &self.served.pool;
-        let mut excluded = excluded_from_prefill(self.served, &self.too_short);
+        let mut excluded = excluded_from_prefill(self.served, &self.unable);
         excluded.extend(too_short(self.served, Leg::Prefill, self.unit, PREFILL_OUTPUT_TOKENS));
         excluded.extend(&self.missing);
+        excluded.extend(self.unable.iter().filter(|one| is_about_adapters(one)));
         if !pool.any_up(Leg::Prefill, &excluded) {
             return self.without(LocalReason::NoPrefill);
         }
@@ -307,7 +315,7 @@ impl<'a> Explainer<'a> {
         let Some(prefill) = self.step("prefill", rules) else { return };
         self.explain_read_back(&prefill, rules.readable_blocks);
         let Some(worker) = self.roster.get(prefill.worker) else { return };
-        let mut excluded = self.too_short.clone();
+        let mut excluded = self.unable.clone();
         excluded.extend(excluded_from_decode(self.served, worker));
         let others = pool.any_up(Leg::Decode, &excluded);
         excluded.extend(self.too_late());
@@ -366,7 +374,7 @@ impl<'a> Explainer<'a> {
     fn alone(&mut self, leg: Leg, reason: Option<LocalReason>) {
         self.explained.local_reason = reason.map(LocalReason::name);
         let may_fetch = self.may_fetch();
-        let excluded = self.too_short.clone();
+        let excluded = self.unable.clone();
         self.step("reply", LegRules { may_fetch, ..LegRules::any(leg, &excluded) });
     }
 

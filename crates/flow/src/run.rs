@@ -25,6 +25,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::context::{Context, PromptContext};
+use crate::decide::adapter_holders::error_for_client;
 use crate::decide::attempts::DecodeAttempts;
 use crate::decide::place::{
     LegRules, Moment, note_vetoed, place, place_in_turn, record_computed_prompt, record_sent_prompt,
@@ -65,9 +66,16 @@ pub async fn run_prompt(
 ) -> Result<StartedReply, Error> {
     let clock = &context.timeline.prompt(position);
     let prompt = PromptContext { context, unit, decision, clock };
-    if !context.endpoint.generates() {
-        return boxed_future(|| auxiliary::run(prompt)).await;
-    }
+    let begun = match context.endpoint.generates() {
+        true => generated(prompt).await,
+        false => boxed_future(|| auxiliary::run(prompt)).await,
+    };
+    begun.map_err(|error| error_for_client(&context.served, &unit.body, error))
+}
+
+/// Runs a prompt of an endpoint that generates until its reply begins.
+async fn generated(prompt: PromptContext<'_>) -> Result<StartedReply, Error> {
+    let PromptContext { context, unit, decision, .. } = prompt;
     let served = &context.served;
     served.pool.conversations.record(Instant::now(), &unit.hashes);
     let lacking = lacking_endpoint(served, context.endpoint, Instant::now())?;

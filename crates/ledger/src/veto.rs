@@ -12,6 +12,11 @@ pub enum VetoReason {
     Role,
     /// Capability: its engine reported lately that it does not have the endpoint.
     LacksEndpoint,
+    /// Capability: its engine does not list the adapter.
+    LacksAdapter,
+    /// Capability: its engine has loaded the adapter from another path than most, and KV moves between
+    /// the model's workers.
+    OtherAdapterLoad,
     /// Capability: its replies on this endpoint carry no hand-off.
     NoHandOff,
     /// Capability: it holds fewer leading blocks of the prompt than the threshold requires, and

@@ -141,7 +141,8 @@ impl<'a> Steps<'a> {
     /// How the fetch ends, if the worker does not hold the prefix then.
     pub async fn give(&self, ids: &[u32]) -> Result<GivenPrefix, PeerFetchOutcome> {
         let Workers { source, fetcher, .. } = &self.workers;
-        if !source.stores_kv_as(fetcher) {
+        let adapter = self.asker.served.adapter_of(self.asker.body.raw("model"));
+        if !source.stores_kv_as(fetcher) || !source.agrees_on(adapter.as_deref(), fetcher) {
             return Err(PeerFetchOutcome::Unusable);
         }
         let ids = ids.get(..self.prefix_tokens as usize + 1).ok_or(PeerFetchOutcome::Unusable)?;

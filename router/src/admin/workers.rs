@@ -140,6 +140,8 @@ fn movement(served: &ServedModel, worker: &Worker) -> Value {
         "kv_dtype": names.dtype,
         "kv_layout": names.layout,
         "kv_block_size": worker.engine.facts.block_size(),
+        "adapters": served.config.adapters.iter()
+            .filter(|name| worker.has_adapter(name) == Some(true)).collect::<Vec<_>>(),
         "no_hand_off": worker.transfer.missing_hand_offs.missing(),
         "push_engine": worker.transfer.push.view(),
         "stranded_legs": worker.transfer.push.stranded(),

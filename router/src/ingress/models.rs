@@ -37,6 +37,7 @@ pub(super) async fn list_models(
     let serving = core.serving();
     let list = ModelList { core: &core, serving: &serving, sender: &sender };
     let names = serving.names.iter().filter(|(name, _)| sender.may_use(name));
+    let names = names.filter(|(_, named)| serving.may_serve(named));
     json_reply(match dialect(&headers) {
         Dialect::Messages => {
             let models: Vec<_> = names.map(|(name, _)| list.describe_to_anthropic(name)).collect();
@@ -69,6 +70,11 @@ pub(super) async fn show_model(
         (Some(_), _) if !sender.may_use(&id) => {
             let message = format!("the tenant may not use the model `{id}`");
             let error = Error::new(ErrorKind::NotPermitted, message).with_param("model");
+            error_in(dialect, error)
+        }
+        (Some(named), _) if !serving.may_serve(named) => {
+            let message = format!("no worker has loaded the adapter `{id}`");
+            let error = Error::new(ErrorKind::UnknownModel, message).with_param("model");
             error_in(dialect, error)
         }
         (Some(_), Dialect::Messages) => json_reply(list.describe_to_anthropic(&id)),

@@ -1,6 +1,7 @@
 //! Which worker takes a request and why, and what is recorded of it.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+mod adapters;
 mod chat_template;
 mod context_lengths;
 mod engine_tokenizer;

@@ -45,6 +45,7 @@ impl ReadBack {
             hashes.clear();
         }
         let process = holder.health.presence.restarts();
+        let adapter_changes = holder.engine.facts.adapter_changes();
         let pin = Pin {
             hashes: hashes.into(),
             holder: holder.index,
@@ -53,7 +54,13 @@ impl ReadBack {
             ends: since + usable(served.config.read_back_pin),
             freed: since + served.config.read_back_pin,
             payload_bytes: kv.bytes(),
-            payload: PinPayload { kv, process, holder: Arc::clone(&holder), first_token },
+            payload: PinPayload {
+                kv,
+                process,
+                adapter_changes,
+                holder: Arc::clone(&holder),
+                first_token,
+            },
         };
         let blocks_max = blocks_max(served, &holder);
         let out = served.pool.read_back.store().keep(pin, blocks_max);

@@ -72,6 +72,7 @@ impl Worker {
     fn forget_process(&self) {
         self.load.costs.forget();
         self.engine.endpoint_support.forget();
+        self.engine.facts.set_adapters(None);
         self.transfer.missing_hand_offs.forget();
         self.transfer.push.forget_identities();
         self.transfer.bootstrap.iter().for_each(Bootstrap::forget_process);

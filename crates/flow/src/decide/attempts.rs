@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use crate::context::{Context, PromptContext};
+use crate::decide::adapter_holders::{lacking_adapter, reconsider};
 use crate::decide::context_length::{fits_elsewhere, not_longer, too_short};
 use crate::decide::fetchable::may_fetch;
 use splitrail_api::error::{Error, ErrorKind};
@@ -26,10 +27,11 @@ impl DecodeAttempts {
     pub(crate) fn new(prompt: PromptContext<'_>) -> Self {
         let Context { served, endpoint, options, .. } = prompt.context.as_ref();
         let output_tokens = options.output.least_tokens();
-        let failed = match endpoint.generates() {
+        let mut failed = match endpoint.generates() {
             true => too_short(served, Leg::Decode, prompt.unit, output_tokens),
             false => Vec::new(),
         };
+        failed.extend(lacking_adapter(served, &prompt.unit.body));
         let failures = AttemptFailures::new(prompt);
         let left = failures.bound(served.config.retries.decode);
         Self { failed, left, failures, may_fetch: may_fetch(prompt) }
@@ -68,6 +70,7 @@ impl DecodeAttempts {
         error: Error,
     ) -> Result<(), Error> {
         self.failures.judge(&context.served, leg, worker, &error);
+        reconsider(&mut self.failed, &error);
         let fits_elsewhere = fits_elsewhere(&context.served, worker, &error);
         match fits_elsewhere {
             true => self.failed.extend(not_longer(&context.served, worker, &self.failed)),

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use splitrail_kv::{Overlap, Tier};
 
 use crate::context::{Context, PromptContext};
+use crate::decide::adapter_holders::is_about_adapters;
 use crate::prepare::Unit;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_engine_client::LegHeaders;
@@ -433,7 +434,14 @@ pub(crate) fn list_sources(
     sources: &mut Vec<Source>,
 ) {
     match rules.may_fetch {
-        true => pool.list_sources(roster, &unit.hashes, now, sources),
+        true => {
+            pool.list_sources(roster, &unit.hashes, now, sources);
+            let is_excluded = |source: &Source| {
+                let mut others = rules.excluded.iter().filter(|one| is_about_adapters(one));
+                others.any(|one| one.worker == source.worker)
+            };
+            sources.retain(|source| !is_excluded(source));
+        }
         false => sources.clear(),
     }
 }

@@ -15,7 +15,8 @@ use futures_util::future::join_all;
 use splitrail_kv::{BlockHash, Chain};
 use tokio::time::timeout_at;
 
-use super::{PreparedRequest, Preparer};
+use super::{PreparedRequest, Preparer, Unit};
+use crate::decide::adapter_holders::lacking_adapter;
 use crate::decide::supporting_workers::{begin, end, leg_for_endpoint};
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, ErrorKind};
@@ -123,10 +124,10 @@ pub(super) async fn ask(
     let model = preparer.engine_tokens.of(&preparer.cluster, &prepared.served);
     let metrics = &preparer.cluster.metrics;
     let answered = questions.into_iter().map(|question| {
-        let (served, model) = (&prepared.served, &model);
+        let (prepared, model) = (&*prepared, &model);
         async move {
             let unit = question.unit;
-            (unit, one(preparer, served, model, config, question).await)
+            (unit, one(preparer, prepared, model, config, question).await)
         }
     });
     let answered = join_all(answered).await;
@@ -153,7 +154,7 @@ pub(super) async fn ask(
 /// The tokens of one prompt and their source, or the reason why they are unknown.
 async fn one(
     preparer: &Preparer,
-    served: &ServedModel,
+    prepared: &PreparedRequest,
     model: &ModelTokens,
     config: &EngineTokenizer,
     question: Question,
@@ -167,16 +168,19 @@ async fn one(
     if place.0.fetch_add(1, Relaxed) >= config.in_flight_max as usize {
         return Err(BUSY);
     }
-    let worker = next_worker(served, model).ok_or(NO_ENGINE)?;
+    let PreparedRequest { served, units, .. } = prepared;
+    let worker = next_worker(served, &units[question.unit], model).ok_or(NO_ENGINE)?;
     let known = send(preparer, served, &worker, config.timeout, question).await?;
     model.kept().add(key, known.clone(), config.cache_bytes, Instant::now());
     Ok((known, "engine"))
 }
 
 /// The engine whose turn it is, among those that are in service and have the endpoint.
-fn next_worker(served: &ServedModel, model: &ModelTokens) -> Option<Arc<Worker>> {
+fn next_worker(served: &ServedModel, unit: &Unit, model: &ModelTokens) -> Option<Arc<Worker>> {
     let now = Instant::now();
-    let (leg, lacking) = leg_for_endpoint(served, Endpoint::Tokenize, &[], now).ok()?;
+    let without = lacking_adapter(served, &unit.body);
+    let (leg, mut lacking) = leg_for_endpoint(served, Endpoint::Tokenize, &without, now).ok()?;
+    lacking.extend(without);
     let roster = served.pool.roster();
     let leg_for_endpoint = |worker: &&Arc<Worker>| {
         worker.serves(leg)

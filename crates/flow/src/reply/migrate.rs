@@ -19,6 +19,7 @@ use splitrail_engine::usage::read_count;
 use splitrail_kv::{BlockHash, hashes_after};
 
 use crate::context::{Context, PromptContext};
+use crate::decide::adapter_holders::lacking_adapter;
 use crate::decide::attempts::allow_retry;
 use crate::decide::place::{
     LegRules, PlacedLeg, place, record_computed_prompt, record_sent_prompt,
@@ -284,11 +285,12 @@ impl Migration {
             self.left = left;
             self.lost.push(Exclusion::new(failed.index, VetoReason::Failed));
             let pool = &context.served.pool;
-            let others = pool.any_up(Leg::Decode, &self.lost);
+            let excluded = [&self.lost[..], &lacking_adapter(&context.served, &unit.body)].concat();
+            let others = pool.any_up(Leg::Decode, &excluded);
             if !others || !allow_retry(&context, "migrate", &failed, &error) {
                 return None;
             }
-            let rules = LegRules::any(Leg::Decode, &self.lost);
+            let rules = LegRules::any(Leg::Decode, &excluded);
             let decision = &self.decision;
             let clock = &self.clock;
             clock.restart(Instant::now());

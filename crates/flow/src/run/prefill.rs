@@ -10,6 +10,7 @@ use splitrail_engine::dialect::Dialect;
 use splitrail_engine::usage::EngineUsage;
 
 use crate::context::{Context, PromptContext};
+use crate::decide::adapter_holders::{is_about_adapters, reconsider};
 use crate::decide::attempts::{AttemptFailures, allow_retry, record_retry};
 use crate::decide::context_length::{PREFILL_OUTPUT_TOKENS, fits_elsewhere, not_longer, too_short};
 use crate::decide::place::{
@@ -77,6 +78,7 @@ impl PrefillAttempts {
         let mut missing = without_hand_offs(&context.served, context.endpoint, Instant::now());
         let lacks = |one: &&Exclusion| one.reason == VetoReason::LacksEndpoint;
         missing.extend(failed_decode.iter().filter(lacks));
+        excluded.extend(failed_decode.iter().filter(|one| is_about_adapters(one)));
         Self { excluded, missing, left, failures, rules }
     }
 
@@ -116,6 +118,7 @@ impl PrefillAttempts {
         error: Error,
     ) -> Result<(), Error> {
         self.failures.judge(&context.served, Leg::Prefill, worker, &error);
+        reconsider(&mut self.excluded, &error);
         let fits_elsewhere = fits_elsewhere(&context.served, worker, &error);
         match fits_elsewhere {
             true => self.excluded.extend(not_longer(&context.served, worker, &self.excluded)),

@@ -13,6 +13,7 @@ use serde_json::value::RawValue;
 use splitrail_kv::{BlockHash, hashes_after};
 
 use crate::context::{Context, PromptContext};
+use crate::decide::adapter_holders::adapter_of;
 use crate::decide::place::{PlacedLeg, query};
 use crate::prepare::Unit;
 use crate::reply::migrate::without;
@@ -205,6 +206,11 @@ pub(crate) fn readable(
     let now = Instant::now();
     let prompt = unit.hashes.get(..readable_blocks as usize)?;
     let found = served.pool.read_back.find(now, prompt, worker)?;
+    let adapter = adapter_of(served, &unit.body);
+    let roster = served.pool.roster();
+    if !roster.get(found.holder)?.agrees_on(adapter.as_deref(), worker) {
+        return None;
+    }
     let costs = worker.load.costs.seen(now, RankScope::Rank(None), 0).coefficients;
     let query = query(&served.pool, unit, Leg::Prefill, 0, 0);
     read_plan(&costs, &query, held_blocks, found.blocks as u32).map(|_| found)

@@ -277,10 +277,14 @@ where
             let others = names.iter().filter(|other| *other != name && sender.may_use(other));
             others.cloned().collect()
         };
+        let loaded = |mut names: Vec<String>| {
+            names.retain(|name| served.pool.may_have_adapter(name));
+            names
+        };
         Some(v1::Model {
             name: name.clone(),
             aliases: usable(&config.aliases),
-            adapters: usable(&config.adapters),
+            adapters: loaded(usable(&config.adapters)),
             block_size: served.pool.block_size(),
         })
     });
