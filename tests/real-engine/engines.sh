@@ -20,7 +20,8 @@
 #   engines.sh plain PORT...                  servers on their own
 #   engines.sh ranks PORT                     a server with two data-parallel ranks
 #   engines.sh embed PORT                     a server that embeds, and generates nothing
-#   engines.sh adapter PORT                   a server that also serves the LoRA adapter `tiny-lora`
+#   engines.sh adapter PORT                   a server that also serves the LoRA adapter `tiny-lora`, and
+#                                             loads and unloads others while it runs
 #   engines.sh hybrid PORT KIND BLOCKS        a server of a tiny hybrid model (make_tiny_hybrid.py)
 #   engines.sh hybrid_pd PREFILL_PORT DECODE_PORT ALONE_PORT KIND BLOCKS
 #                                             a pair of such servers joined by NIXL, and one on its own
@@ -590,6 +591,8 @@ embed() {
 adapter() {
     [ $# -eq 1 ] || die "usage: engines.sh adapter PORT"
     install
+    # So that tests load and unload adapters, and reset the prefix cache.
+    export VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 VLLM_SERVER_DEV_MODE=1
     calmly launch "$1" --enable-lora --max-lora-rank 8 --lora-modules "tiny-lora=$adapter"
     await "$1"
 }

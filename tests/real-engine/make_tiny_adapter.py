@@ -1,6 +1,6 @@
 """Makes a LoRA adapter for the tiny model, so that none is downloaded.
 
-Usage: make_tiny_adapter.py FOLDER
+Usage: make_tiny_adapter.py FOLDER [SEED]
 
 Seeded random weights for the attention's queries and values, large enough that the adapter
 continues a prompt with other tokens than the model itself.
@@ -19,8 +19,8 @@ RANK = 8
 TARGETS = {"q_proj": HIDDEN, "v_proj": HIDDEN // 2}
 
 
-def make_weights():
-    torch.manual_seed(1)
+def make_weights(seed):
+    torch.manual_seed(seed)
     weights = {}
     for layer in range(LAYERS):
         for target, width in TARGETS.items():
@@ -30,7 +30,7 @@ def make_weights():
     return weights
 
 
-def main(folder):
+def main(folder, seed=1):
     os.makedirs(folder, exist_ok=True)
     config = {
         "peft_type": "LORA",
@@ -46,9 +46,9 @@ def main(folder):
         json.dump(config, file, indent=1)
     # Last: its presence says that the folder is complete.
     weights = os.path.join(folder, "adapter_model.safetensors")
-    save_file(make_weights(), weights + ".part", metadata={"format": "pt"})
+    save_file(make_weights(int(seed)), weights + ".part", metadata={"format": "pt"})
     os.replace(weights + ".part", weights)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
