@@ -106,7 +106,11 @@ async fn models_are_listed_by_all_their_names() {
 
 #[tokio::test]
 async fn a_model_whose_name_has_a_slash_is_shown_by_its_plain_path() {
-    let spec = Spec { model: "adapters: [Qwen/Qwen3-8B]".into(), ..Spec::aggregated(1) };
+    let spec = Spec {
+        model: "adapters: [Qwen/Qwen3-8B]".into(),
+        engine: |_, config| config.adapters = vec!["Qwen/Qwen3-8B".into()],
+        ..Spec::aggregated(1)
+    };
     let cluster = Cluster::start(spec).await;
     for path in ["/v1/models/Qwen/Qwen3-8B", "/v1/models/Qwen%2FQwen3-8B"] {
         let one = cluster.http.get(path).await;
