@@ -296,8 +296,8 @@ fn of_adapter(served: &ServedModel, name: &str) -> Vec<Attention> {
     };
     let lacking = about(
         &|worker| worker.has_adapter(name) == Some(false),
-        format!("without the adapter {name}, which others have loaded: its requests go to those"),
-        "load it there (vLLM: POST /v1/load_lora_adapter), unless that is meant",
+        format!("without the adapter {name}: its requests go only to workers that have it"),
+        "load it there (vLLM: POST /v1/load_lora_adapter), unless you want that",
     );
     let elsewhere = about(
         &|worker| !worker.agrees_on(Some(name), &holder),

@@ -86,7 +86,7 @@ pub fn read(
         let Part { name, file_name, content } = part;
         if let Some(file_name) = file_name {
             if name != FILE {
-                return Err(wrong(place, "is a file, which only `file` can be"));
+                return Err(wrong(place, "is a file; only the part `file` may be one"));
             }
             let file_name = plain_file_name(&file_name);
             let boundary = for_engines.clone();

@@ -49,13 +49,22 @@ pub fn check_reply(
     if expected.epoch == audit.epoch() && worker.kv.last_block.compare(estimate, otherwise, engine)
     {
         worker.index_begins_anew();
-        tracing::info!(
-            model = served.name(),
-            worker = worker.id(),
-            drops_last_block = worker.kv.last_block.is_dropped(),
-            "the worker's cached_tokens show whether its engine drops the last block of a hit (EAGLE, \
-             MTP): its overlap follows that from now on"
-        );
+        let (model, worker_id) = (served.name(), worker.id());
+        if worker.kv.last_block.is_dropped() {
+            tracing::info!(
+                model,
+                worker = worker_id,
+                "the engine drops the last block of each hit (EAGLE, MTP), by its cached_tokens: \
+                 overlaps are without that block from now on"
+            );
+        } else {
+            tracing::info!(
+                model,
+                worker = worker_id,
+                "the engine keeps the last block of each hit, by its cached_tokens: overlaps have \
+                 that block from now on"
+            );
+        }
     }
 }
 
@@ -174,8 +183,8 @@ fn likely_cause(worker: &Worker) -> &'static str {
     if !stats.unfollowed_groups().is_empty() {
         "the model is hybrid, and some of its cache groups are not followed"
     } else if !stats.followed_groups().is_empty() {
-        "the model is hybrid, and an option that no event names changes its hits: draft layers (EAGLE) \
-         in several cache groups, or bounded replay of sliding windows"
+        "the model is hybrid, and an option of the engine that no event names shortens its hits, such as \
+         speculative decoding (docs/parity.md)"
     } else {
         "the engine does not announce all that it evicts"
     }

@@ -111,17 +111,16 @@ impl Trial {
             let [source_of, fetcher_of] = [source, fetcher].map(|worker| &worker.transfer.fetches);
             PeerFetches::trial_succeeded(source_of, fetcher_of);
             let (worker, source) = (fetcher.id(), source.id());
-            tracing::info!(model, worker, source, "the worker can take KV from another worker");
+            tracing::info!(model, worker, source, "the worker took a test block from the source");
         } else {
             worker.transfer.fetches.trial_failed(Instant::now());
-            tracing::warn!(
+            tracing::info!(
                 model,
-                worker = worker.id(),
-                other = other.id(),
-                takes,
+                worker = fetcher.id(),
+                source = source.id(),
                 outcome = outcome.name(),
-                "a trial of a peer fetch failed: the worker does not take, or not send, prefixes until \
-                 one succeeds; `peer_fetch: off` ends the trials"
+                "the worker could not take a test block from the source: requests are served without \
+                 such peer fetches, and it is tried again (peer_fetch: auto)"
             );
         }
     }

@@ -55,7 +55,12 @@ pub(super) fn parts<'a>(body: &'a [u8], boundary: &str) -> Result<Vec<Part<'a>>,
                 rest = &part[end + delimiter.len()..];
             }
             [b'\r', b'\n', ..] => return Err(broken(&format!("has more than {PARTS_MAX} parts"))),
-            _ => return Err(wrong(place, "begins or ends with a boundary that goes on")),
+            _ => {
+                return Err(wrong(
+                    place,
+                    "begins or ends with a boundary that has characters after it",
+                ));
+            }
         }
     }
 }

@@ -118,7 +118,10 @@ fn what_a_form_may_not_be_is_refused_where_it_is() {
         (String::new(), "does not begin with the boundary"),
         (format!("\r\n{good}"), "does not begin with the boundary"),
         (format!("preamble\r\n{good}"), "does not begin with the boundary"),
-        (good.replace("--b\r\n", "--b \r\n"), "part 1 begins or ends with a boundary that goes on"),
+        (
+            good.replace("--b\r\n", "--b \r\n"),
+            "part 1 begins or ends with a boundary that has characters after it",
+        ),
         (good.replace("--b\r\n", "--bc\r\n"), "part 1 begins or ends with a boundary"),
         (good.replace("--b--\r\n", "--b\r\n"), "part 2 does not end with the boundary"),
         (good.replace("--b--\r\n", "--b-\r\n"), "part 2 begins or ends with a boundary"),
@@ -130,7 +133,7 @@ fn what_a_form_may_not_be_is_refused_where_it_is() {
         (form(&[(&text("model"), "m")]), "`file` is missing"),
         (form(&[(RECORDING, ""), (RECORDING, "")]), "`file` is given twice"),
         (form(&[(&text("file"), "abc")]), "`file` must be a file"),
-        (form(&[(&RECORDING.replace("\"file\"", "\"model\""), "m")]), "part 1 is a file, which"),
+        (form(&[(&RECORDING.replace("\"file\"", "\"model\""), "m")]), "part 1 is a file; only"),
         (
             form(&[(&text("model"), "m"), (&text("model"), "m")]),
             "part 2 has a name that an earlier",

@@ -7,9 +7,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum PeerFetch {
-    /// As `two_step`, between workers that have been seen to do it: with `connector: nixl`, a tokenizer
-    /// and `policy: predicted_ttft`, each worker that has passed the canary takes one block from
-    /// another one as a trial.
+    /// As `two_step`, between workers that have done it in a trial; nothing without `connector: nixl`, a
+    /// tokenizer, `policy: predicted_ttft` and `canary.enabled`.
     #[default]
     Auto,
     /// The worker computes what it does not hold.

@@ -45,7 +45,10 @@ pub(super) fn missing(model: &Node) -> impl Iterator<Item = (&'static str, &'sta
         ),
         (
             policy.is_some_and(|policy| !matches!(policy, Policy::PredictedTtft { .. })),
-            ("needs `policy: { kind: predicted_ttft }`", "no other policy prices a fetch"),
+            (
+                "needs `policy: { kind: predicted_ttft }`",
+                "only `predicted_ttft` can decide whether a fetch pays",
+            ),
         ),
     ]
     .into_iter()

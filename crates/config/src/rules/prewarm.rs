@@ -23,14 +23,14 @@ pub(super) fn check(root: &Node, model: &Node, path: &str, report: &mut ProblemR
         return;
     }
     let at = section.get("enabled").unwrap_or(section).at;
-    let can_fetch = match typed_or(model, "peer_fetch", PeerFetch::default()) {
-        Some(PeerFetch::Off) => false,
-        Some(PeerFetch::Auto) => peer_fetch::missing(model).next().is_none(),
-        _ => true,
+    let off = "it is `off`: delete `peer_fetch`, or `prewarm`";
+    let lack = match typed_or(model, "peer_fetch", PeerFetch::default()) {
+        Some(PeerFetch::Off) => Some(("is off", off)),
+        Some(PeerFetch::Auto) => peer_fetch::missing(model).next(),
+        _ => None,
     };
-    if !can_fetch {
-        let message = format!("`{path}.prewarm` needs `peer_fetch`");
-        let hint = "prefixes are taken over by peer fetches: set `peer_fetch: two_step`";
+    if let Some((why, hint)) = lack {
+        let message = format!("`{path}.prewarm` needs `peer_fetch`, which {why}");
         report.error(at, message, hint);
     }
     let most = typed_or(model, "peer_fetch_max_per_worker", max_per_worker());

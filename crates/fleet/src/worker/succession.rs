@@ -77,6 +77,7 @@ impl Worker {
         self.transfer.push.forget_identities();
         self.transfer.bootstrap.iter().for_each(Bootstrap::forget_process);
         self.transfer.read_back.forget();
+        self.transfer.fetches.forget_trials();
         self.engine.echoes.forget();
         self.kv.parity.forget();
         self.kv.drift.forget();

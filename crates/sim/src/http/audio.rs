@@ -10,10 +10,10 @@ use futures_util::stream;
 use http::{HeaderMap, StatusCode, header};
 use serde_json::{Map, Value, json};
 
-use super::App;
 use super::reply::cut;
 use super::request_body::read_model;
-use crate::config::KvConnector;
+use crate::adapters::Adapters;
+use crate::config::{KvConnector, SimConfig};
 use crate::error::{ApiError, json_response};
 use crate::faults::RequestFaults;
 
@@ -128,8 +128,8 @@ fn find(bytes: &[u8], part: &[u8]) -> Option<usize> {
 }
 
 /// Refuses what the engine does not know, and what only the router may send.
-fn check(form: &Form, app: &App) -> Result<(), ApiError> {
-    read_model(&Value::Object(form.fields.clone()), &app.engine.config, &app.adapters)?;
+fn check(form: &Form, config: &SimConfig, adapters: &Adapters) -> Result<(), ApiError> {
+    read_model(&Value::Object(form.fields.clone()), config, adapters)?;
     if let Some(name) = form.fields.keys().find(|name| !FIELDS.contains(&name.as_str())) {
         return Err(ApiError::bad_request("fields", format!("there is no field {name}.")));
     }
@@ -151,16 +151,16 @@ fn check(form: &Form, app: &App) -> Result<(), ApiError> {
 pub(super) fn answer(
     form: &Form,
     path: &str,
-    app: &App,
+    config: &SimConfig,
+    adapters: &Adapters,
     (id, created): (String, u64),
     faults: &RequestFaults,
 ) -> Result<Response, ApiError> {
-    let config = &app.engine.config;
     let is_sglang = config.connector == KvConnector::Sglang;
     if !config.transcribes || is_sglang && path != PATHS[0] {
         return Err(ApiError::new(StatusCode::NOT_FOUND, "Not Found"));
     }
-    check(form, app)?;
+    check(form, config, adapters)?;
     let seconds = form.file.len().div_ceil(BYTES_PER_SECOND);
     let task = if path == PATHS[0] { "heard" } else { "translated" };
     let words = [task, &format!("{} bytes,", form.file.len()), &hash(&form.file), "in all"];

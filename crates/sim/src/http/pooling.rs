@@ -58,6 +58,7 @@ async fn serve_form(
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
+    let config = &app.engine.config;
     let form = audio::form(&headers, &body);
     let recorded = form.as_ref().map_or_else(|_| Value::Null, audio::Form::recorded);
     app.log.push(path, &headers, recorded.to_string().as_bytes());
@@ -68,7 +69,7 @@ async fn serve_form(
     let given_id = headers.get("x-request-id").and_then(|id| id.to_str().ok());
     let id = given_id.map_or_else(|| random_hex(16), str::to_owned);
     let named = (format!("transcribe-{id}"), unix_seconds());
-    match form.and_then(|form| audio::answer(&form, path, &app, named, &faults)) {
+    match form.and_then(|form| audio::answer(&form, path, config, &app.adapters, named, &faults)) {
         Ok(response) => response,
         Err(error) => error.into_response(),
     }
