@@ -115,11 +115,13 @@ struct Sums {
     wasted_prompt_tokens: u64,
 }
 
+/// Tenant, model and session.
+type Payer = (Option<String>, String, Option<String>);
+
 /// All sums.
 #[derive(Default)]
 struct Usage {
-    /// By tenant, model and session.
-    sums: BTreeMap<(Option<String>, String, Option<String>), Sums>,
+    sums: BTreeMap<Payer, Sums>,
     is_by_session: bool,
     lost_records: u64,
     unreadable_lines: u64,

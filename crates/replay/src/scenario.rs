@@ -145,19 +145,15 @@ impl Scenario {
         watch: &mut dyn FnMut(usize),
     ) -> SimulationResult {
         let arrivals_ns = self.arrivals_ns(workload);
-        let mut serve = |config: &ClusterConfig, chooser| {
+        let mut serve = |chooser| {
             let router = PolicyRouter::new(chooser, self.assumed_coefficients(), self.seed)
                 .fetching(self.fetches)
                 .with_local_threshold(self.local_threshold);
-            self.run_router(workload, &arrivals_ns, config, router, record, watch)
+            self.run_router(workload, &arrivals_ns, router, record, watch)
         };
         match &policy.kind {
-            ReplayPolicy::Published(published) => {
-                serve(&self.cluster, Chooser::Published(*published))
-            }
-            ReplayPolicy::Configured(policy) => {
-                serve(&self.cluster, Chooser::Configured(policy.clone()))
-            }
+            ReplayPolicy::Published(published) => serve(Chooser::Published(*published)),
+            ReplayPolicy::Configured(policy) => serve(Chooser::Configured(policy.clone())),
             ReplayPolicy::Held(policy) => {
                 let (assumed_coefficients, queue) = (self.assumed_coefficients(), self.queue);
                 let router =
@@ -165,14 +161,14 @@ impl Scenario {
                         .learning(self.learns)
                         .fetching(self.fetches)
                         .with_local_threshold(self.local_threshold);
-                self.run_router(workload, &arrivals_ns, &self.cluster, router, record, watch)
+                self.run_router(workload, &arrivals_ns, router, record, watch)
             }
             // If iterations mix requests, no projection is exact: uses the most similar policy that
             // needs none.
             ReplayPolicy::Oracle { fetch, .. } if self.cluster.budget_tokens.is_some() => {
                 let near =
                     if *fetch { PublishedPolicy::MooncakeFetch } else { PublishedPolicy::Mooncake };
-                serve(&self.cluster, Chooser::Published(near))
+                serve(Chooser::Published(near))
             }
             ReplayPolicy::Oracle { look_ahead, fetch } => {
                 let mut router = OracleRouter::new(*look_ahead, *fetch, self.local_threshold);
@@ -191,11 +187,11 @@ impl Scenario {
         &self,
         workload: &Workload,
         arrivals_ns: &[u64],
-        config: &ClusterConfig,
         mut router: R,
         record: &mut PlacementRecord,
         watch: &mut dyn FnMut(usize),
     ) -> SimulationResult {
+        let config = &self.cluster;
         *router.placement_record() = std::mem::take(record);
         let Some(tbt_goal_ms) = self.auto_tbt_goal_ms else {
             let result = cluster::run(workload, arrivals_ns, config, &mut router, watch);
