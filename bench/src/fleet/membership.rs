@@ -108,6 +108,8 @@ fn worker(number: usize) -> Result<WorkerConfig, Failure> {
         shim: true,
         supports_cache_hit_threshold: Some(true),
         data_parallel_ranks: None,
+        transfer_group: None,
+        location: None,
         takes_rank_header: None,
         costs: None,
     })
