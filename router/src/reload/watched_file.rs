@@ -7,6 +7,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use tokio::task::spawn_blocking;
 use tokio::time::MissedTickBehavior;
 
 /// How often the file is read.
@@ -34,7 +35,9 @@ impl WatchedFile {
         let mut is_readable = true;
         loop {
             ticks.tick().await;
-            let read = tokio::fs::read(&self.path).await;
+            let path = self.path.clone();
+            let read = spawn_blocking(move || std::fs::read(path)).await;
+            let read = read.unwrap_or_else(|error| Err(error.into()));
             if let (Err(error), true) = (&read, is_readable) {
                 let file = self.path.display();
                 tracing::warn!(%file, %error, "the configuration file cannot be read: no change of it \
