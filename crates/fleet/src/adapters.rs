@@ -16,7 +16,7 @@ use crate::engine_facts::{AdapterFacts, Adapters};
 use crate::{Pool, ServedModel, Worker};
 
 impl Worker {
-    /// Whether the engine has loaded an adapter; `None` if it has not told yet.
+    /// Whether the engine has loaded an adapter; `None` before its list was read.
     pub fn has_adapter(&self, name: &str) -> Option<bool> {
         let known = self.engine.facts.adapters()?;
         Some(known.get(name).is_some_and(|adapter| adapter.is_listed))

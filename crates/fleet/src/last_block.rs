@@ -65,7 +65,7 @@ mod tests {
         let (kept, dropped, neither, equal) = ([64, 32, 64], [64, 32, 32], [64, 32, 0], [0; 3]);
         assert!(!learns(&[dropped; 7]).contains(&true));
         assert!(!learns(&[kept]).contains(&true));
-        // What says nothing does not begin the count anew.
+        // Figures that fit neither rule, or both, leave the count as it is.
         assert!(!learns(&[[dropped, neither, equal]; 7].concat()).contains(&true));
         assert!(!last_block.is_dropped());
         assert_eq!(learns(&[dropped]), [true]);

@@ -1,4 +1,4 @@
-//! The placement of one request of a trace, for whoever asks why it went there.
+//! Records why one request of a trace was placed where it was.
 
 use serde_json::{Value, json};
 use splitrail_policy::queue::Release;

@@ -126,7 +126,7 @@ impl Trial {
     }
 }
 
-/// Moves one block of a prompt that nobody else has.
+/// Has the source compute one block of a new prompt, and the other worker take it.
 async fn transfer(
     served: &Arc<ServedModel>,
     metrics: &Arc<Metrics>,

@@ -22,8 +22,8 @@ impl Index {
         }
     }
 
-    /// The number of the latest load of an adapter of which the events of a worker have told, in any
-    /// rank; 0 if none has.
+    /// The highest number of a load of an adapter in the events of a worker, over all ranks; 0 if
+    /// there is none.
     pub fn adapter_load(&self, worker: u32, adapter: &str) -> u64 {
         let ranks = self.workers.range(Self::ranks(worker));
         ranks.filter_map(|(_, rank)| rank.adapters.latest(adapter)).max().unwrap_or(0)

@@ -22,7 +22,7 @@ fn index() -> Index {
 enum Step {
     /// A prompt of one of the adapters is computed on a rank.
     Compute { rank: usize, adapter: usize, prompt: Vec<u32> },
-    /// The blocks of a prompt are evicted, the last one first, until so many are left.
+    /// Evicts blocks of a prompt from its end, until `left` are left.
     Evict { rank: usize, adapter: usize, prompt: Vec<u32>, left: usize },
     /// The adapter is loaded again, from elsewhere, and the router learns of it.
     Load { adapter: usize },
