@@ -352,7 +352,7 @@ impl LegFacts {
         let reported = self.credible_cached_tokens(prompt_tokens);
         let most = self.cached_max(prompt_tokens);
         let (cached, source) = match reported {
-            Some(tokens) if tokens > most => (most, Origin::EarlierAttempt),
+            Some(tokens) if tokens > most => (most.min(prompt_tokens), Origin::EarlierAttempt),
             Some(tokens) => (tokens.min(prompt_tokens), self.kind.origin()),
             None if self.expected.overlap_is_upper_bound => (0, Origin::Estimate),
             None => (self.expected.cached_tokens(prompt_tokens).min(most), Origin::Estimate),

@@ -327,3 +327,14 @@ fn what_a_failed_attempt_has_left_in_a_cache_is_no_hit() {
     assert_eq!(cached_on("p1"), of_engine, "another worker's cache is its own");
     assert_eq!(cached_on("p0"), CachedTokens { tokens: 16, source: Origin::EarlierAttempt });
 }
+
+#[test]
+fn cached_tokens_are_at_most_the_prompt_whatever_engines_report() {
+    let mut entry = Entry::default();
+    entry.prefill_sent(leg(LegKind::Prefill, None, 0));
+    entry.prefill_reported(Some(300), Some(200));
+    entry.discard("engine_failed");
+    entry.prefill_sent(leg(LegKind::Prefill, None, 0));
+    entry.prefill_reported(Some(100), Some(250));
+    assert_eq!(entry.cached(), Some(CachedTokens { tokens: 100, source: Origin::EarlierAttempt }));
+}
