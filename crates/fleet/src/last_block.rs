@@ -23,9 +23,16 @@ impl LastBlock {
         self.is_dropped.load(Relaxed)
     }
 
+    /// The tokens of a hit of `blocks` blocks that the engine does not compute by its rule, and those by
+    /// the other one.
+    pub(super) fn tokens_of(&self, blocks: u32, block_size: u32) -> [u32; 2] {
+        let [kept, dropped] = [blocks, blocks.saturating_sub(1)].map(|blocks| blocks * block_size);
+        if self.is_dropped() { [dropped, kept] } else { [kept, dropped] }
+    }
+
     /// Compares the cached tokens that the engine found with those that its rule and the other one
-    /// promise. Returns whether the other rule is the worker's from now on.
-    pub(super) fn compare(&self, promised: u32, otherwise: u32, found: u32) -> bool {
+    /// promise: `[promised, otherwise, found]`. Returns whether the other rule is the worker's from now on.
+    pub(super) fn compare(&self, [promised, otherwise, found]: [u32; 3]) -> bool {
         if promised == otherwise || (found != promised && found != otherwise) {
             return false;
         }
@@ -57,10 +64,7 @@ mod tests {
     fn a_rule_is_replaced_by_figures_in_a_row_that_only_the_other_explains() {
         let last_block = LastBlock::default();
         let learns = |figures: &[[u32; 3]]| -> Vec<bool> {
-            let compare = |[promised, otherwise, found]: &[u32; 3]| {
-                last_block.compare(*promised, *otherwise, *found)
-            };
-            figures.iter().map(compare).collect()
+            figures.iter().map(|figures| last_block.compare(*figures)).collect()
         };
         let (kept, dropped, neither, equal) = ([64, 32, 64], [64, 32, 32], [64, 32, 0], [0; 3]);
         assert!(!learns(&[dropped; 7]).contains(&true));

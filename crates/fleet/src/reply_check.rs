@@ -46,26 +46,24 @@ pub fn check_reply(
     let compared = EstimateBasis { epoch: expected.epoch, block_size: expected.block_size };
     compare(metrics, served, worker, compared, [estimate, engine]);
     let otherwise = expected.cached_tokens_otherwise(prompt_tokens);
-    if expected.epoch == audit.epoch() && worker.kv.last_block.compare(estimate, otherwise, engine)
-    {
-        worker.index_begins_anew();
-        let (model, worker_id) = (served.name(), worker.id());
-        if worker.kv.last_block.is_dropped() {
-            tracing::info!(
-                model,
-                worker = worker_id,
-                "the engine drops the last block of each hit (EAGLE, MTP), by its cached_tokens: \
-                 overlaps are without that block from now on"
-            );
-        } else {
-            tracing::info!(
-                model,
-                worker = worker_id,
-                "the engine keeps the last block of each hit, by its cached_tokens: overlaps have \
-                 that block from now on"
-            );
-        }
+    learn_last_block(served, worker, expected.epoch, [estimate, otherwise, engine]);
+}
+
+/// Learns what the worker's engine does with the last block of a hit, from
+/// `[promised, otherwise, found]` tokens (see [`LastBlock::compare`](super::last_block::LastBlock)).
+fn learn_last_block(served: &ServedModel, worker: &Worker, epoch: u64, figures: [u32; 3]) {
+    let last_block = &worker.kv.last_block;
+    if epoch != worker.kv.usage_stats.epoch() || !last_block.compare(figures) {
+        return;
     }
+    worker.index_begins_anew();
+    let rule = if last_block.is_dropped() { "drops" } else { "keeps" };
+    tracing::info!(
+        model = served.name(),
+        worker = worker.id(),
+        "the engine {rule} the last block of each hit, by its cached_tokens: overlaps are counted so \
+         from now on (engines with EAGLE or MTP drop it)"
+    );
 }
 
 /// Counts whether a reply had a usage object, and names the worker in the log, once, if it never has
@@ -76,18 +74,20 @@ pub fn check_usage(served: &ServedModel, worker: &Worker, has_usage: bool) {
     }
 }
 
-/// Compares the tokens that the source of a peer fetch had cached with those that the index promised
-/// in this epoch: `[promised, found]`.
+/// Compares the tokens that the source of a peer fetch had cached with the blocks that the index promised
+/// in this epoch: `[blocks, tokens]`.
 pub fn check_source(
     metrics: &Metrics,
     served: &ServedModel,
     worker: &Worker,
     epoch: u64,
-    tokens: [u32; 2],
+    [blocks, found]: [u32; 2],
 ) {
     let block_size = served.pool.block_size();
     if !worker.gone.is_cancelled() && block_size > 0 {
-        compare(metrics, served, worker, EstimateBasis { epoch, block_size }, tokens);
+        let [promised, otherwise] = worker.kv.last_block.tokens_of(blocks, block_size);
+        compare(metrics, served, worker, EstimateBasis { epoch, block_size }, [promised, found]);
+        learn_last_block(served, worker, epoch, [promised, otherwise, found]);
     }
 }
 

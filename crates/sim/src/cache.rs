@@ -103,6 +103,7 @@ pub struct KvCache {
     known: HashMap<(usize, u64), Vec<u32>>,
     /// The cache groups besides full attention, which takes the number after theirs.
     groups: Vec<GroupKind>,
+    drops_last_block: bool,
     host: Option<HostTier>,
     events: Vec<CacheEvent>,
 }
@@ -122,6 +123,7 @@ impl KvCache {
             free: FreeList::new(total_blocks),
             known: HashMap::new(),
             groups: Vec::new(),
+            drops_last_block: false,
             host: None,
             events: Vec::new(),
         }
@@ -138,6 +140,12 @@ impl KvCache {
     #[must_use]
     pub fn with_groups(self, groups: Vec<GroupKind>) -> Self {
         Self { groups, ..self }
+    }
+
+    /// Sets whether the last block of a hit is computed again, as with EAGLE and MTP.
+    #[must_use]
+    pub fn dropping_last_block(self, drops_last_block: bool) -> Self {
+        Self { drops_last_block, ..self }
     }
 
     /// Number of blocks in host memory.
@@ -202,7 +210,8 @@ impl KvCache {
                 (blocks - needed..blocks).all(|index| is_held(group, index))
             })
         };
-        (0..=self.full_hits(sequence)).rev().find(|blocks| passes(*blocks)).unwrap_or(0)
+        let most = self.full_hits(sequence).saturating_sub(usize::from(self.drops_last_block));
+        (0..=most).rev().find(|blocks| passes(*blocks)).unwrap_or(0)
     }
 
     /// Number of blocks from the start of the sequence that full attention holds, without the last

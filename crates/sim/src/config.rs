@@ -177,6 +177,9 @@ pub struct SimConfig {
     /// The cache groups besides full attention, as in hybrid models. They keep blocks at a prompt's
     /// resume points alone.
     pub cache_groups: Vec<GroupKind>,
+    /// Whether the last block of each hit is computed again, as vLLM does with EAGLE and MTP. Engines
+    /// without cache groups only.
+    pub drops_last_block: bool,
     /// Time to load one block from host memory, in microseconds.
     pub host_load_us_per_block: u64,
     /// The data type of the KV, as metrics report it. Engines exchange KV of one type only, as vLLM's
@@ -278,6 +281,7 @@ impl Default for SimConfig {
             kv_blocks: 4096,
             host_blocks: 0,
             cache_groups: Vec::new(),
+            drops_last_block: false,
             host_load_us_per_block: 0,
             kv_dtype: "auto".to_owned(),
             hash_seed: 0,

@@ -77,8 +77,11 @@ pub struct Workers<'a> {
 pub struct GivenPrefix {
     /// The hand-off of the prefix and one more token.
     pub hand_off: Staged,
-    /// The number of tokens at the end of the prefix that the source had lost and has computed.
+    /// The number of tokens at the end of the prefix that the source has computed, because it had lost
+    /// them, or because its engine drops the last block of each hit.
     pub recomputed_tokens: u32,
+    /// Whether the source has computed no more than the last block, as engines with EAGLE always do.
+    is_complete: bool,
     /// The body of both requests, without what each of them adds.
     body: JsonObject,
     /// The source is not free of work, and so not to be stopped, until its blocks were taken.
@@ -149,7 +152,7 @@ impl<'a> Steps<'a> {
         let body = body(self.asker.body, ids).map_err(|_| PeerFetchOutcome::Unusable)?;
         let given = timeout_at(self.deadline, self.ask(body)).await;
         let given = given.unwrap_or(Err(PeerFetchOutcome::TimedOut));
-        let did_well = given.as_ref().is_ok_and(|given| given.recomputed_tokens == 0);
+        let did_well = given.as_ref().is_ok_and(|given| given.is_complete);
         self.booking.source_did(did_well, Instant::now());
         given
     }
@@ -173,10 +176,12 @@ impl<'a> Steps<'a> {
         let Asker { served, metrics, leg_headers, .. } = &self.asker;
         let source = self.workers.source;
         let tokens = self.prefix_tokens + 1;
+        let block_size = served.pool.block_size();
         let mut asked = body.clone();
-        // An engine that knows the threshold computes nothing if it has lost a block.
-        let least = (f64::from(self.prefix_tokens) - 0.5) / f64::from(tokens);
-        self.put_threshold(&mut asked, source, least);
+        // An engine that knows the threshold computes nothing if it has lost more than the last block.
+        let least_tokens = self.prefix_tokens.saturating_sub(block_size);
+        let least = (f64::from(least_tokens) - 0.5) / f64::from(tokens);
+        self.put_threshold(&mut asked, source, least.max(0.0));
         let asked = bodies::prefill(&asked, ENDPOINT, PrefillParams::Pulled)
             .map_err(|_| PeerFetchOutcome::Failed)?;
         let epoch = source.kv.usage_stats.epoch();
@@ -196,9 +201,8 @@ impl<'a> Steps<'a> {
         }
         let cached = usage.and_then(|usage| usage.cached_tokens);
         let cached = cached.or(hand_off.remote_prefill_cached_tokens());
-        let promised = self.prefix_tokens;
         if let Some(cached) = cached {
-            check_source(metrics, served, source, epoch, [promised, cached]);
+            check_source(metrics, served, source, epoch, [self.prefix.blocks, cached]);
         }
         // A hand-off of other tokens than these would be taken without an error.
         let fits = usage.is_none_or(|usage| usage.prompt_tokens == tokens)
@@ -220,9 +224,11 @@ impl<'a> Steps<'a> {
         };
         let origin = HandOffOrigin { served, metrics, worker: source.index, leg_headers };
         let hand_off = Staged::new(origin, release_request, hand_off, lease);
-        let recomputed_tokens = cached.map_or(0, |cached| promised.saturating_sub(cached));
+        let recomputed_tokens =
+            cached.map_or(0, |cached| self.prefix_tokens.saturating_sub(cached));
+        let is_complete = cached.is_none_or(|cached| cached >= least_tokens);
         let _booking = source.book(self.workers.source_rank, 0, 0);
-        Ok(GivenPrefix { hand_off, recomputed_tokens, body, _booking })
+        Ok(GivenPrefix { hand_off, recomputed_tokens, is_complete, body, _booking })
     }
 
     /// Lets the worker take the hand-off.

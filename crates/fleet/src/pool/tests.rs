@@ -266,7 +266,7 @@ fn a_worker_whose_engine_drops_the_last_block_of_a_hit_can_use_one_less() {
     worker.set_events_current(true);
     hold_with_states(&pool, &worker, &[1, 3]);
     assert_eq!(usable(&pool, &hashes, Leg::Aggregated, None), (3, 1));
-    let learned: Vec<_> = (0..8).map(|_| worker.kv.last_block.compare(6, 2, 2)).collect();
+    let learned: Vec<_> = (0..8).map(|_| worker.kv.last_block.compare([6, 2, 2])).collect();
     assert_eq!(learned.iter().filter(|learned| **learned).count(), 1);
     assert_eq!(usable(&pool, &hashes, Leg::Aggregated, None), (1, 3));
 }

@@ -22,6 +22,7 @@ use splitrail_policy::{
 use splitrail_telemetry::LabelledSeries;
 use splitrail_telemetry::clock::unix_ms;
 use splitrail_transfer::pair::Target;
+use splitrail_transfer::peer_fetch::PeerFetchOutcome;
 use splitrail_workload::Booking;
 use splitrail_workload::costs::RankScope;
 
@@ -104,11 +105,16 @@ impl PlacedLeg {
     }
 
     /// Records that the worker holds this many leading blocks after a peer fetch, as it has
-    /// confirmed itself. `is_own` says whether the fetch was made for this leg.
-    pub(crate) fn received(&mut self, blocks: u32, is_own: bool) {
+    /// confirmed itself.
+    pub(crate) fn received(&mut self, blocks: u32, block_size: u32, outcome: PeerFetchOutcome) {
+        // A block that the worker's engine drops is not used, whoever has computed it.
+        let dropped = u32::from(self.worker.kv.last_block.is_dropped());
+        self.overlap_otherwise = blocks.saturating_sub(1 - dropped);
+        self.recomputed_tokens = outcome.recomputed_tokens().saturating_sub(dropped * block_size);
+        let blocks = blocks.saturating_sub(dropped);
         let more = blocks.saturating_sub(self.overlap_blocks);
         self.has_fetched = true;
-        self.fetched_blocks = if is_own { more } else { 0 };
+        self.fetched_blocks = if outcome == PeerFetchOutcome::Shared { 0 } else { more };
         self.overlap_blocks += more;
         self.overlap_by_tier[Tier::Device as usize] += more;
         self.believed_blocks = self.believed_blocks.max(blocks);

@@ -69,8 +69,8 @@ async fn fetch_first<'a>(
     fetching.outcome = outcome;
     *may_fetch = outcome.has_blocks();
     if outcome.has_blocks() {
-        placed.received(fetching.prefix.blocks, outcome != PeerFetchOutcome::Shared);
-        placed.recomputed_tokens = outcome.recomputed_tokens();
+        let block_size = prompt.context.served.pool.block_size();
+        placed.received(fetching.prefix.blocks, block_size, outcome);
     }
     None
 }

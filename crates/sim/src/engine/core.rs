@@ -81,7 +81,8 @@ impl Core {
         Self {
             cache: KvCache::new(config.kv_blocks, config.block_size)
                 .with_host_blocks(config.host_blocks)
-                .with_groups(config.cache_groups.clone()),
+                .with_groups(config.cache_groups.clone())
+                .dropping_last_block(config.drops_last_block),
             counters: Counters::default(),
             hand_offs: HandOffTable::default(),
             pulling_blocks: 0,

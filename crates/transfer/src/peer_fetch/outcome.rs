@@ -9,8 +9,8 @@ pub enum PeerFetchOutcome {
     Declined,
     /// The worker holds the prefix, because another request fetched it at the same time.
     Shared,
-    /// The worker holds the prefix, but its source had lost a part of it and computed that again: this
-    /// number of tokens at the end of the prefix.
+    /// The worker holds the prefix, but its source computed this number of tokens at its end: it had
+    /// lost them, or its engine drops the last block of each hit.
     Recomputed(u32),
     /// The source had lost a part of the prefix and refused the request.
     Lost,
