@@ -22,6 +22,9 @@ use worker::{WorkerFacts, of_worker};
 /// How long before its end a key is named.
 const EXPIRES_SOON: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
+/// How long after a request with an expired key this counts as a fault.
+const EXPIRED_USE: Duration = Duration::from_secs(60);
+
 /// Maximum number of keys that a line names.
 const KEYS_NAMED_MAX: usize = 8;
 
@@ -136,15 +139,15 @@ impl Attention {
     }
 }
 
-/// All that needs attention: of the router, then of models, then of workers, and notes last. `shed`
+/// All that needs attention: of the router, then of workers, then of models, and notes last. `shed`
 /// are the requests that were refused because of load within the last minute.
 pub fn find(core: &Core, shed: &[Shed]) -> Vec<Attention> {
     let mut found = of_router(core);
     found.extend(of_shed(shed));
     let serving = core.serving();
+    found.extend(serving.models.iter().flat_map(|served| of_workers(served)));
     found.extend(serving.models.iter().flat_map(|served| of_model(served)));
     found.extend(serving.models.iter().flat_map(|served| of_adapters(served)));
-    found.extend(serving.models.iter().flat_map(|served| of_workers(served)));
     // The sort is stable.
     found.sort_by_key(|attention| attention.is_note);
     found
@@ -233,8 +236,11 @@ fn of_keys(access: &Access) -> Vec<Attention> {
         (!holders.is_empty())
             .then(|| Attention::new(AttentionKind::KeysExpire, message).advise(advice))
     };
-    let groups = [about(expired, "have expired"), about(soon, "expire within a week")];
-    groups.into_iter().flatten().collect()
+    let refused = access.expired_keys_used_after(now - EXPIRED_USE);
+    let refused = about(refused, "have expired, and are still used: their requests get 401");
+    let refused = refused.map(|attention| Attention { is_note: false, ..attention });
+    let others = [about(expired, "have expired"), about(soon, "expire within a week")];
+    refused.into_iter().chain(others.into_iter().flatten()).collect()
 }
 
 /// The refusals because of load, which are one matter for the operator.
@@ -264,9 +270,10 @@ fn of_model(served: &ServedModel) -> Vec<Attention> {
     }
     let prompts = served.suspects.count(Instant::now());
     if prompts > 0 {
-        let message = format!(
-            "{prompts} prompts have failed alike on two workers; each is tried on one worker only"
-        );
+        let prompts =
+            if prompts == 1 { "1 prompt has".into() } else { format!("{prompts} prompts have") };
+        let message =
+            format!("{prompts} failed alike on two workers; each is tried on one worker only");
         let advice = "the engines' logs say why; docs/health.md, suspect prompts";
         found.push(Attention::new(Kind::SuspectPrompts, message).advise(advice));
     }

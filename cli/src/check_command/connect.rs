@@ -8,7 +8,7 @@ use splitrail_config::model::{Discovery, Model, WorkerConfig};
 use splitrail_discovery::dns;
 use splitrail_fleet::models::lone_client;
 use splitrail_inspection::{
-    Bounds, ModelFacts, Origin, SourceFact, SourceState, SubjectWorker, Subjects, inspect,
+    ModelFacts, Origin, SourceFact, SourceState, SubjectWorker, Subjects, inspect,
 };
 use splitrail_prompt::PromptModel;
 use splitrail_telemetry::Metrics;
@@ -47,7 +47,7 @@ pub(super) async fn ask(
         models.push(Subjects { model, client, prompt, workers, sources });
     }
     let total = timeout.saturating_sub(begun.elapsed());
-    Ok(inspect(config, models, &Bounds { total, ..Bounds::default() }).await)
+    Ok(inspect(config, models, total).await)
 }
 
 /// Looks up the names of all sources that are of DNS, at the same time.

@@ -334,6 +334,14 @@ impl Access {
         all
     }
 
+    /// The expired keys with which requests have come since this time, sorted by id.
+    pub fn expired_keys_used_after(&self, since: SystemTime) -> Vec<KeyHolder> {
+        let mut all: Vec<_> =
+            self.keys.iter().flat_map(|source| source.expired_and_used(since)).collect();
+        all.sort_by(|one, other| one.id.cmp(&other.id));
+        all
+    }
+
     /// Whether the broker over which limits are shared is connected; `None` if there is no broker.
     pub fn is_broker_connected(&self) -> Option<bool> {
         match &self.counting {

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -93,11 +93,17 @@ struct Key {
     digest: [u8; 32],
     expires: Option<SystemTime>,
     holder: KeyHolder,
+    /// When a request last came with the key after its end, in seconds since 1970; 0 if none has.
+    used_expired_unix_s: AtomicU64,
 }
 
 /// A version of a file. Any way of replacing a file, or of letting others read it, changes one of
 /// these numbers.
 type Version = (u64, u64, [i64; 4]);
+
+fn unix_s(time: SystemTime) -> u64 {
+    time.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
 
 fn version(file: &Path) -> Option<Version> {
     let file = std::fs::metadata(file).ok()?;
@@ -175,7 +181,10 @@ impl KeySource {
         let has_expired = nearest.expires.is_some_and(|expires| expires <= now);
         match (is_same, has_expired) {
             (false, _) => Err(Refusal::Unknown),
-            (true, true) => Err(Refusal::Expired),
+            (true, true) => {
+                nearest.used_expired_unix_s.store(unix_s(now), Relaxed);
+                Err(Refusal::Expired)
+            }
             (true, false) => Ok(holder),
         }
     }
@@ -185,6 +194,13 @@ impl KeySource {
         let table = self.table.load();
         let expired = |key: &&Key| key.expires.is_some_and(|expires| expires <= at);
         table.keys.iter().filter(expired).map(|key| key.holder.clone()).collect()
+    }
+
+    /// The holders of expired keys with which requests have come since this time.
+    pub fn expired_and_used(&self, since: SystemTime) -> Vec<KeyHolder> {
+        let table = self.table.load();
+        let used = |key: &&Key| key.used_expired_unix_s.load(Relaxed) >= unix_s(since);
+        table.keys.iter().filter(used).map(|key| key.holder.clone()).collect()
     }
 
     /// Reads the file again if it has changed or could not be used before. If it cannot be used, its
@@ -256,7 +272,8 @@ impl Key {
             _ => return None,
         };
         let holder = KeyHolder { id: entry.id.as_str().into(), grant };
-        Some(Self { digest: entry.digest()?, expires: entry.expires_at(), holder })
+        let (digest, expires) = (entry.digest()?, entry.expires_at());
+        Some(Self { digest, expires, holder, used_expired_unix_s: AtomicU64::new(0) })
     }
 }
 

@@ -144,6 +144,8 @@ struct RareParts {
     is_internal: bool,
     /// Whether the prompt itself took too long.
     is_slow_prompt: bool,
+    /// Whether it is of a stream that fell silent after it had begun.
+    is_silent_stream: bool,
 }
 
 impl Error {
@@ -357,7 +359,7 @@ impl Error {
             | ErrorKind::DecodeLost
             | ErrorKind::EngineRejected(407 | 412) => true,
             // The lease of a hand-off is short; the worker's queue may just be long.
-            _ => false,
+            _ => self.rare.as_ref().is_some_and(|rare| rare.is_silent_stream),
         }
     }
 
@@ -366,6 +368,14 @@ impl Error {
     #[must_use]
     pub fn of_slow_prompt(mut self) -> Self {
         self.rare.get_or_insert_default().is_slow_prompt = true;
+        self
+    }
+
+    /// Marks the error as that of a stream that had begun and then said nothing for too long, which is not
+    /// due to the request.
+    #[must_use]
+    pub fn of_silent_stream(mut self) -> Self {
+        self.rare.get_or_insert_default().is_silent_stream = true;
         self
     }
 

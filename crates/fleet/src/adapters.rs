@@ -18,14 +18,16 @@ use crate::{Pool, ServedModel, Worker};
 impl Worker {
     /// Whether the engine has loaded an adapter; `None` before its list was read.
     pub fn has_adapter(&self, name: &str) -> Option<bool> {
-        let known = self.engine.facts.adapters()?;
-        Some(known.get(name).is_some_and(|adapter| adapter.is_listed))
+        self.engine.facts.adapters().get(name)?.is_listed
     }
 
     /// The tag of the path from which the engine has loaded an adapter; `None` if that is not known.
     fn adapter_root(&self, name: &str) -> Option<u64> {
-        let known = self.engine.facts.adapters()?;
-        known.get(name).filter(|adapter| adapter.is_listed).map(|adapter| adapter.root)
+        let known = self.engine.facts.adapters();
+        known
+            .get(name)
+            .filter(|adapter| adapter.is_listed == Some(true))
+            .map(|adapter| adapter.root)
     }
 
     /// Whether one worker may use KV that the other has computed with an adapter (`None`: with the model
@@ -93,8 +95,8 @@ impl Pool {
         let before = worker.engine.facts.adapters();
         let mut now = Adapters::new();
         for (name, load) in names.iter().zip(loads) {
-            let known = before.as_ref().and_then(|before| before.get(name));
-            let listed = models.iter().find(|model| model.is_adapter && model.name == *name);
+            let known = before.get(name);
+            let listed = models.iter().find(|model| model.name == *name);
             let root = match listed {
                 Some(model) => model.root.as_deref().map_or(0, group_tag),
                 None => known.map_or(0, |known| known.root),
@@ -102,7 +104,10 @@ impl Pool {
             let is_listed = listed.is_some();
             let mut load = known.map_or(0, |known| known.load).max(*load);
             let (model, id) = (worker.model(), worker.id());
-            if known.is_some_and(|known| known.is_listed != is_listed) {
+            if known
+                .and_then(|known| known.is_listed)
+                .is_some_and(|was_listed| was_listed != is_listed)
+            {
                 let what = if is_listed { "loaded" } else { "unloaded" };
                 tracing::info!(
                     model,
@@ -125,9 +130,9 @@ impl Pool {
                      dropped from the index"
                 );
             }
-            now.insert(name.clone(), AdapterFacts { root, is_listed, load });
+            now.insert(name.clone(), AdapterFacts { root, is_listed: Some(is_listed), load });
         }
-        worker.engine.facts.set_adapters(Some(now));
+        worker.engine.facts.set_adapters(now);
     }
 
     /// Drops a worker's blocks of an adapter, except those of its latest load if that is later than one

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::worker::Worker;
-use arc_swap::ArcSwapOption;
+use arc_swap::ArcSwap;
 use splitrail_config::model::{Connector, WorkerConfig};
 use splitrail_engine::identity::EventSource;
 use splitrail_engine::zmtp::Endpoint;
@@ -37,8 +37,8 @@ pub struct KvNames {
 pub struct AdapterFacts {
     /// The tag of the path from which the engine loaded it last; 0 if the engine names none.
     pub(crate) root: u64,
-    /// Whether it is loaded now.
-    pub(crate) is_listed: bool,
+    /// Whether the engine has it; `None` since the engine may be another process, until it lists its own.
+    pub(crate) is_listed: Option<bool>,
     /// The greatest number of its loads from this path, by the KV events that came before the engine was
     /// asked; 0 if none is known.
     pub(crate) load: u64,
@@ -62,8 +62,8 @@ pub struct EngineFacts {
     publication: watch::Sender<Publication>,
     /// Whether the engine is asked where it publishes, because nobody has written it down.
     asks_for_events: bool,
-    /// The adapters that the configuration names; `None` until the engine has listed its own.
-    adapters: ArcSwapOption<Adapters>,
+    /// What the engine has last listed of the adapters that the configuration names.
+    adapters: ArcSwap<Adapters>,
     /// How often an adapter was loaded from another path.
     adapter_changes: AtomicU32,
 }
@@ -85,7 +85,7 @@ impl EngineFacts {
             kv_names: Mutex::default(),
             publication: watch::Sender::new(publication),
             asks_for_events,
-            adapters: ArcSwapOption::empty(),
+            adapters: ArcSwap::default(),
             adapter_changes: AtomicU32::new(0),
         }
     }
@@ -133,14 +133,24 @@ impl EngineFacts {
         true
     }
 
-    /// The adapters that the configuration names; `None` until the engine has listed its own.
-    pub fn adapters(&self) -> Option<Arc<Adapters>> {
+    /// What the engine has last listed of the adapters that the configuration names.
+    pub fn adapters(&self) -> Arc<Adapters> {
         self.adapters.load_full()
     }
 
-    /// Records what the engine lists of adapters; `None` forgets it.
-    pub fn set_adapters(&self, adapters: Option<Adapters>) {
-        self.adapters.store(adapters.map(Arc::new));
+    /// Records what the engine lists of adapters.
+    pub fn set_adapters(&self, adapters: Adapters) {
+        self.adapters.store(Arc::new(adapters));
+    }
+
+    /// Forgets which adapters are loaded, as the engine may be another process. Their paths are kept: what
+    /// other workers hold of the former ones must not pass for what the next list names.
+    pub fn forget_adapters(&self) {
+        let mut adapters = Adapters::clone(&self.adapters.load());
+        for adapter in adapters.values_mut() {
+            (adapter.is_listed, adapter.load) = (None, 0);
+        }
+        self.set_adapters(adapters);
     }
 
     /// How often the engine has loaded an adapter from another path than before.

@@ -1,7 +1,7 @@
 //! Counts the results of one worker's KV events, to explain why blocks are not found.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use splitrail_engine::kv_events::OtherGroups;
@@ -12,15 +12,10 @@ use splitrail_telemetry::clock::unix_ms;
 /// How long a rebuild of a worker's part of the index counts.
 pub(super) const OFTEN: Duration = Duration::from_secs(600);
 
-/// Counters of one worker. They only grow; relaxed atomics suffice.
+/// Counters of one worker. They only grow.
 #[derive(Debug, Default)]
 pub struct EventStats {
-    events: AtomicU64,
-    stored: AtomicU64,
-    parentless: AtomicU64,
-    malformed: AtomicU64,
-    over_limit: AtomicU64,
-    other_rank: AtomicU64,
+    counts: Mutex<EventCounts>,
     last_event_unix_ms: AtomicU64,
     /// The bits of the cache groups that are not followed.
     unfollowed_groups: AtomicU64,
@@ -50,15 +45,15 @@ pub struct EventCounts {
 impl EventStats {
     /// Counts events and the results of applying them.
     pub fn applied(&self, events: usize, sum: &AppliedBlocks) {
-        let add = |counter: &AtomicU64, count: usize| counter.fetch_add(count as u64, Relaxed);
         if events > 0 {
             self.record_event_time();
         }
-        add(&self.events, events);
-        add(&self.stored, sum.stored);
-        add(&self.parentless, sum.aside + sum.orphaned);
-        add(&self.malformed, sum.malformed);
-        add(&self.over_limit, sum.over_limit);
+        let mut counts = self.counts();
+        counts.events += events as u64;
+        counts.stored += sum.stored as u64;
+        counts.parentless += (sum.aside + sum.orphaned) as u64;
+        counts.malformed += sum.malformed as u64;
+        counts.over_limit += sum.over_limit as u64;
     }
 
     /// Events came, or a synchronisation of the index ended.
@@ -110,20 +105,19 @@ impl EventStats {
 
     /// Counts events that are not used because they are those of another rank.
     pub fn of_other_rank(&self, events: usize) {
-        self.events.fetch_add(events as u64, Relaxed);
-        self.other_rank.fetch_add(events as u64, Relaxed);
+        let mut counts = self.counts();
+        counts.events += events as u64;
+        counts.other_rank += events as u64;
     }
 
     /// The counts now.
     pub fn now(&self) -> EventCounts {
-        EventCounts {
-            events: self.events.load(Relaxed),
-            stored: self.stored.load(Relaxed),
-            parentless: self.parentless.load(Relaxed),
-            malformed: self.malformed.load(Relaxed),
-            over_limit: self.over_limit.load(Relaxed),
-            other_rank: self.other_rank.load(Relaxed),
-        }
+        *self.counts()
+    }
+
+    /// A poisoned lock is still used: each count is valid by itself.
+    fn counts(&self) -> MutexGuard<'_, EventCounts> {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -186,9 +186,9 @@ impl LegWait<'_> {
         let lifecycle = &self.worker.health.lifecycle;
         let mut departures = lifecycle.departures();
         departures.mark_unchanged();
-        // The sender belongs to the worker, which is kept alive.
-        while departures.changed().await.is_ok() {
-            while !self.worker.state().takes_work() {
+        // A worker may have left between the choice and the leg.
+        loop {
+            while self.worker.state().strands_legs() {
                 if self.has_alternative() {
                     let why = lifecycle.since().why;
                     let state = self.worker.state().name();
@@ -197,8 +197,11 @@ impl LegWait<'_> {
                 }
                 tokio::time::sleep(ALTERNATIVE_INTERVAL).await;
             }
+            // The sender belongs to the worker, which is kept alive.
+            if departures.changed().await.is_err() {
+                return std::future::pending().await;
+            }
         }
-        std::future::pending().await
     }
 
     /// Whether the leg could be done without its worker.

@@ -12,6 +12,7 @@ pub mod drift;
 pub mod engine_facts;
 pub mod event_stats;
 pub mod exclusion;
+pub mod failed_hand_offs;
 mod follow;
 mod health;
 pub mod indexing;

@@ -21,16 +21,9 @@ pub struct Lifecycle {
     model: String,
     worker: String,
     transitions: Option<IntCounterVec>,
-    departures: watch::Sender<Departures>,
-}
-
-/// How often a worker has left service, so that legs that wait for it can leave it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Departures {
-    /// How often it was down, or its engine withdrew.
-    pub gone: u32,
-    /// How often it was stuck.
-    pub stuck: u32,
+    /// How often the worker was down, or its engine withdrew. Whoever waits for it is woken as well when it
+    /// is stuck.
+    departures: watch::Sender<u32>,
 }
 
 /// When and why a worker entered its state.
@@ -69,7 +62,7 @@ impl Lifecycle {
     }
 
     /// Follows how often the worker leaves service.
-    pub fn departures(&self) -> watch::Receiver<Departures> {
+    pub fn departures(&self) -> watch::Receiver<u32> {
         self.departures.subscribe()
     }
 
@@ -101,9 +94,9 @@ impl Lifecycle {
         };
         match to {
             WorkerState::Down | WorkerState::Unready => {
-                self.departures.send_modify(|departures| departures.gone += 1);
+                self.departures.send_modify(|gone| *gone += 1);
             }
-            WorkerState::Stuck => self.departures.send_modify(|departures| departures.stuck += 1),
+            WorkerState::Stuck => self.departures.send_modify(|_| {}),
             _ => {}
         }
         let (model, worker) = (&self.model, &self.worker);
@@ -111,27 +104,14 @@ impl Lifecycle {
             to,
             WorkerState::Down | WorkerState::Ejected | WorkerState::Stuck | WorkerState::Unready
         );
+        let (to, why) = (to.name(), why.to_string());
         if is_fault {
-            tracing::warn!(
-                model,
-                worker,
-                from,
-                to = to.name(),
-                why = why.to_string(),
-                "worker changes state"
-            );
+            tracing::warn!(model, worker, from, to, why, "worker changes state");
         } else {
-            tracing::info!(
-                model,
-                worker,
-                from,
-                to = to.name(),
-                why = why.to_string(),
-                "worker changes state"
-            );
+            tracing::info!(model, worker, from, to, why, "worker changes state");
         }
         if let Some(transitions) = &self.transitions {
-            transitions.with_label_values(&[model, worker, from, to.name()]).inc();
+            transitions.with_label_values(&[model, worker, from, to]).inc();
         }
         true
     }

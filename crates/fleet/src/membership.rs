@@ -423,16 +423,17 @@ impl Fleet {
             |worker: &WorkerConfig| (&worker.kv_events, &worker.kv_replay) == publisher;
         let events_written_down = written.iter().any(has_events);
         let worker = served.pool.enter(|number| {
-            let worker = Worker::new(number, config, authority).with_breakers(*breaker);
-            let worker = worker.with_engine(served.config.engine());
-            let worker = worker.with_guard(!written_down, !events_written_down);
+            let mut worker = Worker::new(number, config, authority);
+            worker.set_breakers(*breaker);
+            worker.engine.kind = served.config.engine();
+            worker.address.guarded = !written_down;
+            worker.address.guards_events = !events_written_down;
             let costs = worker.config.costs.unwrap_or(served.config.costs);
             worker.load.costs.set_prior(costs.into());
             worker.load.costs.notify_when_freed(served.pool.waiting.freed());
             let worker = worker.watched(served.name(), health, transitions);
             let worker = worker.with_counts(served.name(), &self.cluster.metrics);
-            let worker =
-                if self.has_begun.load(Relaxed) { worker } else { worker.as_initial_member() };
+            worker.health.initial_member.store(!self.has_begun.load(Relaxed), Relaxed);
             if let Some(predecessor) = predecessor {
                 worker.succeed_to(predecessor);
             }

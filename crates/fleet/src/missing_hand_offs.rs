@@ -2,16 +2,11 @@
 //! hand-offs in chat completions, but not in responses or messages.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use splitrail_engine::dialect::Dialect;
 
-use splitrail_config::model::BreakerConfig;
 use splitrail_workload::breaker::Breaker;
-
-/// One reply without a hand-off is enough, unless the reply before it had one. After a pause, a
-/// trial request is sent; each trial without a hand-off doubles the pause.
-const PAUSE: BreakerConfig = BreakerConfig { failures: 1, cooldown: Duration::from_secs(30) };
 
 /// The dialects in which one worker returns no hand-off. It has no clock: callers pass the time.
 #[derive(Debug, Default)]
@@ -21,18 +16,13 @@ pub struct MissingHandOffs {
 }
 
 /// Hand-offs in one dialect.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct DialectHandOffs {
+    /// One reply without a hand-off opens it, unless the reply before it had one.
     breaker: Breaker,
     /// Whether the last reply had a hand-off. A single reply without one is then ignored, and the
     /// next reply decides.
     was_there: AtomicBool,
-}
-
-impl Default for DialectHandOffs {
-    fn default() -> Self {
-        Self { breaker: Breaker::new(PAUSE), was_there: AtomicBool::new(false) }
-    }
 }
 
 impl MissingHandOffs {
@@ -88,6 +78,8 @@ impl MissingHandOffs {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     const S: Duration = Duration::from_secs(1);

@@ -2,21 +2,16 @@
 //!
 //! Which workers are prewarmed, and with what, is decided in `transfer::prewarm`.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::Serialize;
 
-/// How far a worker is prewarmed since its last start.
+/// How far a worker is prewarmed since its last start; `None` if it has not been.
 #[derive(Debug, Default)]
-pub struct PrewarmState {
-    /// 0: not prewarmed. 1: being prewarmed. 2: done.
-    phase: AtomicU32,
-    prefixes: AtomicU32,
-    tokens: AtomicU64,
-}
+pub struct PrewarmState(Mutex<Option<PrewarmView>>);
 
 /// How far a worker is prewarmed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PrewarmView {
     /// Whether it goes on.
     pub running: bool,
@@ -29,29 +24,28 @@ pub struct PrewarmView {
 impl PrewarmState {
     /// Records that prewarming begins.
     pub fn begin(&self) {
-        self.prefixes.store(0, Relaxed);
-        self.tokens.store(0, Relaxed);
-        self.phase.store(1, Relaxed);
+        *self.lock() = Some(PrewarmView { running: true, ..PrewarmView::default() });
     }
 
     /// Records that the worker has taken over a prefix.
     pub fn took(&self, tokens: u64) {
-        self.prefixes.fetch_add(1, Relaxed);
-        self.tokens.fetch_add(tokens, Relaxed);
+        let mut state = self.lock();
+        let state = state.get_or_insert_default();
+        (state.prefixes, state.tokens) = (state.prefixes + 1, state.tokens + tokens);
     }
 
     /// Records that prewarming is over.
     pub fn end(&self) {
-        self.phase.store(2, Relaxed);
+        self.lock().get_or_insert_default().running = false;
     }
 
     /// What was taken over since the worker's last start; `None` if it has not been prewarmed.
     pub fn view(&self) -> Option<PrewarmView> {
-        let phase = self.phase.load(Relaxed);
-        (phase > 0).then(|| PrewarmView {
-            running: phase == 1,
-            prefixes: self.prefixes.load(Relaxed),
-            tokens: self.tokens.load(Relaxed),
-        })
+        *self.lock()
+    }
+
+    /// A poisoned lock is still used: each figure is valid by itself.
+    fn lock(&self) -> MutexGuard<'_, Option<PrewarmView>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

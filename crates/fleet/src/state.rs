@@ -95,6 +95,11 @@ impl WorkerState {
         matches!(self, Self::Joining | Self::Warming | Self::Serving)
     }
 
+    /// Whether a worker in this state does not go on with the legs that it was sent.
+    pub fn strands_legs(self) -> bool {
+        matches!(self, Self::Down | Self::Unready | Self::Stuck)
+    }
+
     /// The state after an event; `None` if the state does not change.
     pub fn after(self, event: Event) -> Option<Self> {
         use WorkerState::{

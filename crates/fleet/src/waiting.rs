@@ -10,7 +10,7 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use splitrail_kv::BlockHash;
+use splitrail_kv::{BlockHash, common_blocks};
 use tokio::sync::{Notify, oneshot};
 
 use super::exclusion::Exclusion;
@@ -338,18 +338,7 @@ impl View<Arc<Waiter>> for FleetView<'_> {
     }
 
     fn shared_blocks(&self, one: &Arc<Waiter>, other: &Arc<Waiter>) -> u32 {
-        let (one, other) = (&one.asked.hashes, &other.asked.hashes);
-        // Hashes are chained: if two are equal at one position, all before it are equal.
-        let shorter = one.len().min(other.len());
-        let (mut same, mut differ) = (0, shorter + 1);
-        while differ - same > 1 {
-            let middle = same + (differ - same) / 2;
-            if one[middle - 1] == other[middle - 1] {
-                same = middle;
-            } else {
-                differ = middle;
-            }
-        }
+        let same = common_blocks(&one.asked.hashes, &other.asked.hashes);
         u32::try_from(same).unwrap_or(u32::MAX)
     }
 

@@ -16,6 +16,7 @@ use super::bootstrap::Bootstrap;
 use super::drift::Drift;
 use super::engine_facts::EngineFacts;
 use super::event_stats::EventStats;
+use super::failed_hand_offs::FailedHandOffs;
 use super::last_block::LastBlock;
 use super::load_report::{LOAD_STALE, LoadReport, RecentLoad};
 use super::missing_hand_offs::MissingHandOffs;
@@ -28,7 +29,7 @@ use super::resync::Resync;
 use super::shim_report::{EventOrigin, ShimReport};
 use super::usage_stats::UsageStats;
 use splitrail_api::error::Error;
-use splitrail_config::model::{BreakerConfig, GateKind, Role, WorkerConfig};
+use splitrail_config::model::{GateKind, Role, WorkerConfig};
 use splitrail_engine_client::Engine;
 use splitrail_engine_client::echoes::Echoes;
 use splitrail_policy::{Leg, Location, WorkerIndex};
@@ -161,6 +162,8 @@ pub struct TransferState {
     pub read_back: ReadBackSupport,
     /// What was learned of the worker's hand-offs.
     pub missing_hand_offs: MissingHandOffs,
+    /// Decode legs that have failed on them.
+    pub failed_hand_offs: FailedHandOffs,
     /// Where the worker is.
     pub location: Location,
 }
@@ -224,25 +227,6 @@ impl Worker {
             },
             config,
         }
-    }
-
-    /// Sets the configuration of the circuit breakers.
-    pub fn with_breakers(self, config: BreakerConfig) -> Self {
-        self.set_breakers(config);
-        self
-    }
-
-    /// Sets which engine the worker runs.
-    pub fn with_engine(mut self, kind: EngineKind) -> Self {
-        self.engine.kind = kind;
-        self
-    }
-
-    /// Sets whether the host of the worker, and that of its event publisher, must resolve to an
-    /// address within the allowed networks.
-    pub fn with_guard(mut self, guarded: bool, guards_events: bool) -> Self {
-        (self.address.guarded, self.address.guards_events) = (guarded, guards_events);
-        self
     }
 
     /// Creates the worker's series, and sets the counters that the worker itself updates.

@@ -49,6 +49,7 @@ use splitrail_api::error::{Error, ErrorKind};
 use splitrail_config::model::{OnNoPrefill, RequestFlow};
 use splitrail_fleet::{Exclusion, ServedModel, Worker};
 use splitrail_ledger::decisions::DecisionHandle;
+use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
 use splitrail_transfer::participants::{excluded_from_decode, none_hands_over};
 use splitrail_transfer::staged::PrefillResult;
@@ -279,8 +280,12 @@ async fn run_reply_leg(
     };
     let threshold = carried_threshold(context, &placed.worker, guard);
     let sending = ReplyLeg { prompt, leg_headers: &leg_headers, placed: &placed, threshold };
+    let prefill = staged.as_ref().map(|prefilled| Arc::clone(&prefilled.worker));
     // The engine may have received the hand-off, so an attempt after a failure needs a new one.
     let generated = boxed_future(|| generate(&sending, staged)).await;
+    if let Some(prefill) = prefill.filter(|_| staged.is_none()) {
+        attempts.exclude(judge_hand_off(&context.served, &prefill, &placed.worker, &generated));
+    }
     if matches!(generated, Ok(Generation::Started(_))) {
         record_computed_prompt(context, unit, &placed);
         if context.flow == RequestFlow::Aggregated {
@@ -288,6 +293,40 @@ async fn run_reply_leg(
         }
     }
     conclude(context, attempts, leg, &placed.worker, generated)
+}
+
+/// Records how a decode leg has fared with the hand-off of a prefill worker. After a failure, that worker
+/// is excluded as well if another one is up: the engine that pulls reports it, but either may be at fault.
+fn judge_hand_off(
+    served: &ServedModel,
+    prefill: &Worker,
+    decode: &Worker,
+    generated: &Result<Generation, Error>,
+) -> Vec<Exclusion> {
+    let (model, worker) = (served.name(), prefill.id());
+    let hand_offs = &prefill.transfer.failed_hand_offs;
+    match generated {
+        Ok(Generation::Started(_)) => {
+            if hand_offs.record_success() {
+                tracing::info!(model, worker, "decode workers take its hand-offs again");
+            }
+            Vec::new()
+        }
+        Err(error) if error.kind() == ErrorKind::EngineFailed => {
+            if hand_offs.record_failure(decode.index, Instant::now()) {
+                tracing::warn!(
+                    model,
+                    worker,
+                    %error,
+                    "two decode workers have failed on its hand-offs: it hands nothing over for a while"
+                );
+            }
+            let exclusion = [Exclusion::new(prefill.index, VetoReason::NoHandOff)];
+            let others = served.pool.any_up(Leg::Prefill, &exclusion);
+            exclusion.into_iter().filter(|_| others).collect()
+        }
+        Ok(Generation::BelowThreshold(_)) | Err(_) => Vec::new(),
+    }
 }
 
 /// Evaluates the result of the leg that generates the reply; `None` if another attempt is allowed.

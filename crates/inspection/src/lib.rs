@@ -6,7 +6,6 @@
 //! configuration to findings, each with a remedy ([`finding`]). Nothing here changes an engine, except
 //! that each engine serves a few small prompts.
 
-mod bounds;
 mod confirmations;
 pub mod facts;
 pub mod finding;
@@ -15,7 +14,6 @@ mod questions;
 mod run;
 mod subject;
 
-pub use bounds::Bounds;
 pub use confirmations::confirmations;
 pub use facts::{ModelFacts, SourceFact, SourceState, WorkerFacts};
 pub use finding::{Finding, FindingKind, Severity};

@@ -10,7 +10,6 @@ use splitrail_engine::identity::TRIAL_PATH;
 use splitrail_engine_client::{EngineClient, NoReply, Question, WholeReply};
 use tokio::time::Instant;
 
-use crate::bounds::Bounds;
 use crate::subject::Subject;
 
 pub(crate) mod events;
@@ -24,6 +23,10 @@ pub(crate) mod trial;
 const ID_PREFIX: &str = "splitrail-check-";
 /// Maximum size of replies other than reports, in bytes.
 const REPLY_MAX_BYTES: usize = 1 << 20;
+/// Maximum time of a question that needs no computation.
+const QUESTION_TIMEOUT: Duration = Duration::from_secs(3);
+/// Maximum time in which an engine serves a small prompt.
+const TRIAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// The rank whose KV events are awaited.
 pub(crate) const FIRST_RANK: u32 = 0;
 /// Maximum number of characters of an engine's message or name that is kept.
@@ -35,7 +38,6 @@ pub(crate) struct Asker<'a> {
     pub(crate) subject: &'a Subject,
     /// Which engine it is.
     pub(crate) kind: EngineKind,
-    pub(crate) bounds: &'a Bounds,
     /// The end of the whole inspection.
     pub(crate) deadline: Instant,
 }
@@ -49,7 +51,7 @@ impl Asker<'_> {
     /// Fetches a report.
     pub(crate) async fn get(&self, path: &str, max_bytes: usize) -> Result<WholeReply, NoReply> {
         let request_id = question_id();
-        let deadline = self.until(self.bounds.question);
+        let deadline = self.until(QUESTION_TIMEOUT);
         let (body, rank, request_id) = (None, None, &request_id);
         let question = Question { path, body, rank, request_id, max_bytes, deadline };
         self.client.question(self.subject, question).await
@@ -58,7 +60,7 @@ impl Asker<'_> {
     /// Sends a JSON body that needs no computation.
     pub(crate) async fn post(&self, path: &str, body: String) -> Result<WholeReply, NoReply> {
         let request_id = question_id();
-        let deadline = self.until(self.bounds.question);
+        let deadline = self.until(QUESTION_TIMEOUT);
         let (body, rank, request_id) = (Some(Bytes::from(body)), None, &request_id);
         let max_bytes = REPLY_MAX_BYTES;
         let question = Question { path, body, rank, request_id, max_bytes, deadline };
@@ -72,7 +74,7 @@ impl Asker<'_> {
         request_id: &HeaderValue,
         rank: u32,
     ) -> Result<WholeReply, NoReply> {
-        let deadline = self.until(self.bounds.trial);
+        let deadline = self.until(TRIAL_TIMEOUT);
         let (path, max_bytes) = (TRIAL_PATH, REPLY_MAX_BYTES);
         let (body, rank) = (Some(Bytes::from(body)), Some(rank));
         let question = Question { path, body, rank, request_id, max_bytes, deadline };

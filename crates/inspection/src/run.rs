@@ -1,5 +1,7 @@
 //! Runs an inspection: all workers at the same time, up to a bound, and within a bounded time.
 
+use std::time::Duration;
+
 use futures_util::future::join_all;
 use splitrail_config::model::{Config, GateKind, KvPath, Model, RequestFlow, Role};
 use splitrail_engine::kv_events::LiveStream;
@@ -10,7 +12,6 @@ use splitrail_prompt::PromptModel;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout_at};
 
-use crate::bounds::Bounds;
 use crate::facts::{
     EventsFact, FetchOutcome, FetchedFact, ModelFacts, Reachability, ReplayFact, SourceFact,
     SourcesFact, StagedFact, TrialFact, WorkerFacts,
@@ -18,6 +19,11 @@ use crate::facts::{
 use crate::questions::trial::Staged;
 use crate::questions::{Asker, events, hand_off, reports, shim, tokens, trial};
 use crate::subject::{Subject, SubjectWorker};
+
+/// Maximum time from the reply to a prompt until its KV events arrive.
+const EVENTS_TIMEOUT: Duration = Duration::from_secs(2);
+/// Maximum number of workers that are asked at the same time.
+const WORKERS_AT_ONCE: usize = 32;
 
 /// One model with what its inspection needs.
 pub struct Subjects<'a> {
@@ -33,15 +39,15 @@ pub struct Subjects<'a> {
     pub sources: Vec<SourceFact>,
 }
 
-/// Inspects the engines of all models. It ends within `bounds.total`, whatever the engines do; what
-/// was not asked by then stays untested.
+/// Inspects the engines of all models. It ends within `total`, whatever the engines do; what was not
+/// asked by then stays untested.
 pub async fn inspect(
     config: &Config,
     models: Vec<Subjects<'_>>,
-    bounds: &Bounds,
+    total: Duration,
 ) -> Vec<ModelFacts> {
-    let deadline = Instant::now() + bounds.total;
-    let turns = Semaphore::new(bounds.workers_at_once.max(1));
+    let deadline = Instant::now() + total;
+    let turns = Semaphore::new(WORKERS_AT_ONCE);
     let networks = Networks::new(&config.fleet.networks);
     let inspected = models.into_iter().map(|subjects| {
         let (model, sources) = (subjects.model, subjects.sources);
@@ -58,7 +64,6 @@ pub async fn inspect(
             prompt: subjects.prompt,
             networks: networks.clone(),
             hosts,
-            bounds,
             deadline,
             turns: &turns,
         };
@@ -87,7 +92,6 @@ struct Inspection<'a> {
     prompt: Option<PromptModel>,
     networks: Networks,
     hosts: Hosts,
-    bounds: &'a Bounds,
     deadline: Instant,
     turns: &'a Semaphore,
 }
@@ -111,13 +115,7 @@ impl Inspection<'_> {
     }
 
     fn asker<'s>(&'s self, subject: &'s Subject) -> Asker<'s> {
-        Asker {
-            client: &self.client,
-            subject,
-            kind: self.model.engine(),
-            bounds: self.bounds,
-            deadline: self.deadline,
-        }
+        Asker { client: &self.client, subject, kind: self.model.engine(), deadline: self.deadline }
     }
 
     /// Asks one worker everything that needs no other worker. Returns the hand-off that it staged.
@@ -179,7 +177,7 @@ impl Inspection<'_> {
         stream: &mut LiveStream,
         tokens: Option<Vec<u32>>,
     ) -> EventsFact {
-        let until = asker.until(self.bounds.events);
+        let until = asker.until(EVENTS_TIMEOUT);
         let first = events::arrival(stream, tokens.as_deref(), until).await;
         if !matches!(first, EventsFact::Silent | EventsFact::OfAnother) {
             return first;
@@ -189,7 +187,7 @@ impl Inspection<'_> {
         let text = trial::text(facts.engine.block_size, context_tokens);
         let (_, tokens) = tokens::of_text(asker, self.model, None, &text).await;
         trial::serve(asker, name, &text).await;
-        let until = asker.until(self.bounds.events);
+        let until = asker.until(EVENTS_TIMEOUT);
         let second = events::arrival(stream, tokens.as_deref(), until).await;
         match second {
             EventsFact::Silent | EventsFact::OfAnother

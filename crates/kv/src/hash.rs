@@ -141,10 +141,18 @@ impl BlockHasher {
     }
 }
 
-/// The hash of a block with the given tokens after `parent`. For many blocks, one [`BlockHasher`]
-/// is faster.
-pub fn next_hash(seed: HashSeed, parent: BlockHash, tokens: &[u32]) -> BlockHash {
-    BlockHasher::new(seed).next(parent, tokens)
+/// The number of leading blocks that two prompts have in common. Hashes are chained, so that all blocks
+/// before an equal one are equal.
+pub fn common_blocks(one: &[BlockHash], other: &[BlockHash]) -> usize {
+    let (mut alike, mut parted) = (0, one.len().min(other.len()));
+    while alike < parted {
+        let middle = alike.midpoint(parted);
+        match one[middle] == other[middle] {
+            true => alike = middle + 1,
+            false => parted = middle,
+        }
+    }
+    alike
 }
 
 /// The hashes of all full blocks of tokens whose first block follows `root`, first block first. A block

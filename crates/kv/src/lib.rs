@@ -12,7 +12,6 @@ mod event;
 mod hash;
 mod hot;
 mod index;
-pub mod invariants;
 pub mod prefetch;
 mod recent;
 mod runs;
@@ -23,14 +22,14 @@ pub use chain::Chain;
 pub use conversations::{ConversationBounds, Conversations, PromptSharing, SharedPrefix};
 pub use event::{BlockAdapter, CacheGroup, EngineHash, GroupRule, KvEvent, StoredBlock, Tier};
 pub use hash::{
-    BlockHash, BlockHasher, HASH_LAYOUT, HashSeed, Namespace, chain_hashes, hashes_after, next_hash,
+    BlockHash, BlockHasher, HASH_LAYOUT, HashSeed, Namespace, chain_hashes, common_blocks,
+    hashes_after,
 };
 pub use hot::{HotBounds, HotPrefix, HotPrefixes, PrefixTokens};
 pub use index::{
     AppliedBlocks, BlockName, Change, FrozenBlocks, HashedBlock, Index, IndexConfig, IndexReader,
     Overlap, Overlaps, Restore, RunNames, SnapshotRun, WorkerKey,
 };
-pub use invariants::Violation;
 pub use recent::{EXPIRED_BLOCKS_MAX, RecentConfig, RecentOverlaps, RecentPrompts};
 pub use splitmix::{SplitMix64, mix};
 pub use usage::estimate_cached_tokens;

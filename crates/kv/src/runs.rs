@@ -9,7 +9,7 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-use crate::hash::BlockHash;
+use crate::hash::{BlockHash, common_blocks};
 
 /// The number of a run; valid until the run is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -60,15 +60,7 @@ impl<T: Note> Runs<T> {
         if run.blocks[most - 1] == hashes[most - 1] {
             return Some((at, most));
         }
-        let (mut alike, mut parted) = (1, most - 1);
-        while alike < parted {
-            let middle = alike.midpoint(parted);
-            match run.blocks[middle] == hashes[middle] {
-                true => alike = middle + 1,
-                false => parted = middle,
-            }
-        }
-        Some((at, alike))
+        Some((at, common_blocks(&run.blocks, hashes)))
     }
 
     /// Splits a run in two; the end keeps its number. Returns the number of the first part.

@@ -17,7 +17,8 @@ pub enum VetoReason {
     /// Capability: its engine has loaded the adapter from another path than most, and KV moves between
     /// the model's workers.
     OtherAdapterLoad,
-    /// Capability: its replies on this endpoint carry no hand-off.
+    /// Capability: its replies on this endpoint carry no hand-off, or decode workers have failed on its
+    /// hand-offs.
     NoHandOff,
     /// Capability: it holds fewer leading blocks of the prompt than the threshold requires, and
     /// fewer than other workers.

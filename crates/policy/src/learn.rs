@@ -52,6 +52,23 @@ pub struct Evidence {
     pub error: f64,
 }
 
+/// The [`Evidence`] of each estimate.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct StageEvidence {
+    /// Of prefills.
+    pub prefill: Evidence,
+    /// Of hand-offs.
+    pub hand_off: Evidence,
+    /// Of fetches from other workers.
+    pub fetch: Evidence,
+    /// Of read-backs.
+    pub read: Evidence,
+    /// Of loads from slower tiers.
+    pub load: Evidence,
+    /// Of decode steps.
+    pub step: Evidence,
+}
+
 /// How many times as long as the usual worker of the fleet a worker takes; `None` if that is not known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Slowdown {
@@ -211,34 +228,16 @@ impl Learner {
         Slowdown { prefill: self.prefill.slowdown(), decode: self.step.slowdown() }
     }
 
-    /// The quality of the estimate for prefills.
-    pub fn prefill_evidence(&self) -> Evidence {
-        self.prefill.fit.evidence()
-    }
-
-    /// The quality of the estimate for hand-offs.
-    pub fn hand_off_evidence(&self) -> Evidence {
-        self.hand_off.fit.evidence()
-    }
-
-    /// The quality of the estimate for fetches.
-    pub fn fetch_evidence(&self) -> Evidence {
-        self.fetch.fit.evidence()
-    }
-
-    /// The quality of the estimate for reads.
-    pub fn read_evidence(&self) -> Evidence {
-        self.read.fit.evidence()
-    }
-
-    /// The quality of the estimate for loads from slower tiers.
-    pub fn load_evidence(&self) -> Evidence {
-        self.load.fit.evidence()
-    }
-
-    /// The quality of the estimate for decode steps.
-    pub fn step_evidence(&self) -> Evidence {
-        self.step.fit.evidence()
+    /// The quality of the estimates.
+    pub fn evidence(&self) -> StageEvidence {
+        StageEvidence {
+            prefill: self.prefill.fit.evidence(),
+            hand_off: self.hand_off.fit.evidence(),
+            fetch: self.fetch.fit.evidence(),
+            read: self.read.fit.evidence(),
+            load: self.load.fit.evidence(),
+            step: self.step.fit.evidence(),
+        }
     }
 }
 

@@ -71,22 +71,6 @@ pub struct Loss {
     pub parity_blocks: u64,
 }
 
-/// The shares of the five reasons in the missing hits, from 0 to 1. They add up to 1, or are all 0
-/// if no hit is missing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct LossShares {
-    /// The share of [`Loss::cold_blocks`].
-    pub cold: f64,
-    /// The share of [`Loss::evicted_blocks`].
-    pub evicted: f64,
-    /// The share of [`Loss::diverted_blocks`].
-    pub diverted: f64,
-    /// The share of [`Loss::stale_blocks`].
-    pub stale: f64,
-    /// The share of [`Loss::parity_blocks`].
-    pub parity: f64,
-}
-
 impl Loss {
     /// Adds a request.
     pub fn add(&mut self, blocks: &StepBlocks) {
@@ -125,27 +109,6 @@ impl Loss {
         self.diverted_blocks += other.diverted_blocks;
         self.stale_blocks += other.stale_blocks;
         self.parity_blocks += other.parity_blocks;
-    }
-
-    /// The number of hits that are missing from the best possible hits.
-    pub fn lost_blocks(&self) -> u64 {
-        self.best_blocks - self.hit_blocks
-    }
-
-    /// The shares of the five reasons.
-    pub fn shares(&self) -> LossShares {
-        let lost = self.lost_blocks();
-        if lost == 0 {
-            return LossShares::default();
-        }
-        let share = |blocks: u64| blocks as f64 / lost as f64;
-        LossShares {
-            cold: share(self.cold_blocks),
-            evicted: share(self.evicted_blocks),
-            diverted: share(self.diverted_blocks),
-            stale: share(self.stale_blocks),
-            parity: share(self.parity_blocks),
-        }
     }
 }
 
@@ -229,7 +192,6 @@ mod tests {
             parity_blocks: 15,
         };
         assert_eq!(loss, expected);
-        assert!((loss.shares().diverted - 0.3).abs() < 1e-12);
     }
 
     #[test]
@@ -284,12 +246,9 @@ mod tests {
             }
             let parts = loss.cold_blocks + loss.evicted_blocks + loss.diverted_blocks
                 + loss.stale_blocks + loss.parity_blocks;
-            prop_assert_eq!(parts, loss.lost_blocks());
+            prop_assert_eq!(parts, loss.best_blocks - loss.hit_blocks);
             prop_assert!(loss.best_blocks <= loss.prompt_blocks);
             prop_assert!(loss.fetched_blocks <= loss.hit_blocks);
-            let LossShares { cold, evicted, diverted, stale, parity } = loss.shares();
-            let sum = cold + evicted + diverted + stale + parity;
-            prop_assert!(loss.lost_blocks() == 0 || (sum - 1.0).abs() < 1e-9);
         }
     }
 }

@@ -8,14 +8,17 @@ use splitrail_fleet::{Exclusion, Pool, ServedModel, Worker};
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
 
-/// Exclusions for the workers that return no hand-offs for an endpoint, as past replies showed.
-/// Empty if the connector's replies never carry hand-offs.
+/// Exclusions for the workers that return no hand-offs for an endpoint, as past replies showed, or on
+/// whose hand-offs decode workers fail. Empty if the connector's replies never carry hand-offs.
 pub fn without_hand_offs(served: &ServedModel, endpoint: Endpoint, now: Instant) -> Vec<Exclusion> {
     let dialect = endpoint.dialect();
-    if !served.config.connector.is_pulled() || !dialect.names_events() {
+    if !served.config.connector.is_pulled() {
         return Vec::new();
     }
-    let misses = |worker: &&Worker| !worker.transfer.missing_hand_offs.may_come(dialect, now);
+    let misses = |worker: &&Worker| {
+        !worker.transfer.missing_hand_offs.may_come(dialect, now)
+            || !worker.transfer.failed_hand_offs.may_hand_over(now)
+    };
     let roster = served.pool.roster();
     let missing = roster.iter().map(|worker| &**worker).filter(misses);
     missing.map(|worker| Exclusion::new(worker.index, VetoReason::NoHandOff)).collect()

@@ -145,7 +145,14 @@ impl<'a> Steps<'a> {
     pub async fn give(&self, ids: &[u32]) -> Result<GivenPrefix, PeerFetchOutcome> {
         let Workers { source, fetcher, .. } = &self.workers;
         let adapter = self.asker.served.adapter_of(self.asker.body.raw("model"));
-        if !source.stores_kv_as(fetcher) || !source.agrees_on(adapter.as_deref(), fetcher) {
+        let lacks = |worker: &Worker| {
+            adapter.as_deref().is_some_and(|name| worker.has_adapter(name) == Some(false))
+        };
+        if !source.stores_kv_as(fetcher)
+            || !source.agrees_on(adapter.as_deref(), fetcher)
+            || lacks(source)
+            || lacks(fetcher)
+        {
             return Err(PeerFetchOutcome::Unusable);
         }
         let ids = ids.get(..self.prefix_tokens as usize + 1).ok_or(PeerFetchOutcome::Unusable)?;

@@ -16,11 +16,10 @@ use splitrail_telemetry::Metrics;
 /// A token with which pins are released whose prompt is not known. The engine reads nothing for it.
 pub const ANY_TOKEN: u32 = 1;
 
-/// Whether engines of the model may keep KV pinned after decode legs: prefill legs read KV back, or
-/// take prefixes themselves.
+/// Whether what engines of the model keep pinned after decode legs is read back or released: prefill legs
+/// read KV back, or workers take prefixes as with a decode leg.
 pub fn may_pin(config: &Model) -> bool {
-    let is_asked_for = config.read_back || config.peer_fetch == PeerFetch::OneShot;
-    is_asked_for && config.connector.is_pulled()
+    (config.read_back || config.fetches_prefixes()) && config.connector.is_pulled()
 }
 
 /// Whether the model reads KV back, and the engine reports token ids on this endpoint.
@@ -79,7 +78,11 @@ pub fn read_pinned(
     let kv = match PinnedKv::from_reply(reply.raw("kv_transfer_params").unwrap_or("null")) {
         Ok(Some(kv)) => kv,
         Ok(None) => {
-            if shows_absence && holder.transfer.read_back.set_keeps_for_read_back(false) {
+            // With `auto`, workers take prefixes in two steps alone, for which nothing need be pinned.
+            let Model { read_back, peer_fetch, .. } = &served.config;
+            let matters = *read_back || *peer_fetch == PeerFetch::OneShot;
+            if shows_absence && matters && holder.transfer.read_back.set_keeps_for_read_back(false)
+            {
                 let what = "the engine keeps nothing pinned after a decode leg: without \
                             bidirectional_kv_xfer it takes part in no read-back and takes no prefix \
                             in one shot";

@@ -39,7 +39,7 @@ async fn follow(cluster: Arc<Cluster>, stop: CancellationToken) {
             let bounds = served.pool.fetch_bounds().filter(|bounds| bounds.needs_trial);
             let Some(bounds) = bounds.filter(|_| served.config.canary.enabled) else { continue };
             let bounds = FetchBounds { needs_trial: false, ..bounds };
-            while let Some(trial) = next(served, bounds, turn) {
+            if let Some(trial) = next(served, bounds, turn) {
                 turn += 1;
                 tokio::select! {
                     () = stop.cancelled() => return,
@@ -86,11 +86,18 @@ fn next(served: &ServedModel, bounds: FetchBounds, turn: usize) -> Option<Trial>
     })
 }
 
-/// Whether a worker can be tried: its engine shows metrics of NIXL, agrees with the router on prompts
+/// Whether the engine shows metrics of NIXL, or its shim, which reports no metrics, is configured for it.
+fn has_nixl(worker: &Worker, now: Instant) -> bool {
+    let capabilities = worker.shim_report.capabilities();
+    worker.load(now).is_some_and(|load| load.has_nixl)
+        || capabilities.is_some_and(|capabilities| capabilities.connector == "nixl")
+}
+
+/// Whether a worker can be tried: its engine has NIXL, agrees with the router on prompts
 /// and blocks, has full attention only, and no trial of it has failed lately.
 fn is_able(worker: &Worker, now: Instant) -> bool {
     let groups = &worker.kv.event_stats;
-    worker.load(now).is_some_and(|load| load.has_nixl)
+    has_nixl(worker, now)
         && worker.overlap_is_believed(None)
         && groups.followed_groups().is_empty()
         && groups.unfollowed_groups().is_empty()
@@ -103,6 +110,7 @@ fn is_able(worker: &Worker, now: Instant) -> bool {
 impl Trial {
     async fn run(&self, served: &Arc<ServedModel>, metrics: &Arc<Metrics>) {
         let Self { worker, other, takes } = self;
+        worker.transfer.fetches.trial_begins(Instant::now());
         let (source, fetcher) = if *takes { (other, worker) } else { (worker, other) };
         let workers = Workers { source, source_rank: rank(source), fetcher };
         let outcome = transfer(served, metrics, workers).await.unwrap_or_else(|outcome| outcome);

@@ -68,6 +68,8 @@ pub struct Booking {
     begun: Instant,
     /// The prompt's place in the worker's queue, if the worker computes it.
     work: Option<PromptWork>,
+    /// Whether the cost model learns from the prompt.
+    teaches: bool,
     /// The signs of work that the worker gives for the leg.
     progress: Option<LegProgress>,
 }
@@ -93,6 +95,7 @@ impl Booking {
             active_tokens,
             begun: Instant::now(),
             work: None,
+            teaches: true,
             progress: None,
         };
         for booked in booking.places() {
@@ -110,6 +113,12 @@ impl Booking {
     /// Adds the prompt that the worker computes, from whose duration the cost model learns.
     pub fn with_work(mut self, work: PromptWork) -> Self {
         self.work = Some(work);
+        self
+    }
+
+    /// Lets the cost model learn nothing from the prompt, whose tokens are not counted.
+    pub fn without_teaching(mut self) -> Self {
+        self.teaches = false;
         self
     }
 
@@ -131,7 +140,7 @@ impl Booking {
 
     /// Records that the whole reply of a leg has arrived, from whose duration the cost model learns.
     pub fn whole_reply_done(&mut self, now: Instant, reply: WholeReply) {
-        if let Some(work) = self.work.take() {
+        if let Some(work) = self.work.take().filter(|_| self.teaches) {
             work.replied(now, reply);
         }
         self.free_prefill();
@@ -141,7 +150,7 @@ impl Booking {
     /// queued. `cached_tokens` is the engine's figure, if it reported one.
     pub fn prefill_done(&mut self, cached_tokens: Option<u32>) {
         self.progress.iter().for_each(LegProgress::record_output);
-        if let Some(work) = self.work.take() {
+        if let Some(work) = self.work.take().filter(|_| self.teaches) {
             work.done(Instant::now(), cached_tokens.map(u64::from));
         }
         self.free_prefill();
@@ -183,6 +192,7 @@ impl Drop for Booking {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::costs::Costs;
 
     #[test]
     fn a_dropped_booking_leaves_nothing() {
@@ -202,5 +212,23 @@ mod tests {
         assert_eq!((booked.requests(), booked.active_tokens()), (1, 5));
         drop(second);
         assert_eq!((booked.requests(), booked.prefill_tokens(), booked.active_tokens()), (0, 0, 0));
+    }
+
+    #[test]
+    fn a_prompt_whose_tokens_are_not_counted_teaches_nothing() {
+        let booked = Arc::new(BookedSums::default());
+        let reply = WholeReply { cached_tokens: Some(0), steps: 0, requests: 1, context_tokens: 9 };
+        let observed = |is_recording: bool| {
+            let costs = Arc::new(Costs::default());
+            let booking = || {
+                let work = costs.begin(Instant::now(), None, 9, 0, false);
+                let booking = Booking::new(&booked, 9, 9).with_work(work);
+                if is_recording { booking.without_teaching() } else { booking }
+            };
+            booking().prefill_done(None);
+            booking().whole_reply_done(Instant::now(), reply);
+            costs.view(Instant::now()).evidence.prefill.observations
+        };
+        assert_eq!([true, false].map(observed), [0, 2]);
     }
 }

@@ -42,6 +42,14 @@ struct OpenPeriod {
     trying: bool,
 }
 
+/// The breaker of a capability of a worker, for which nothing is configured: one failure opens it for
+/// half a minute, and each failed trial doubles the time.
+impl Default for Breaker {
+    fn default() -> Self {
+        Self::new(BreakerConfig { failures: 1, cooldown: Duration::from_secs(30) })
+    }
+}
+
 impl Breaker {
     /// A closed breaker.
     pub fn new(config: BreakerConfig) -> Self {

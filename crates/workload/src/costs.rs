@@ -16,7 +16,7 @@ use crate::clock::ns_since;
 use crate::progress::LegTimes;
 use splitrail_config::model::CostsConfig;
 use splitrail_kv::Tier;
-use splitrail_policy::learn::{BusyShare, Evidence, Learner, Slowdown, UsualScales};
+use splitrail_policy::learn::{BusyShare, Learner, Slowdown, StageEvidence, UsualScales};
 use splitrail_policy::{Coefficients, nanoseconds};
 
 /// How many prompts whose end is not observed may count as computed while nothing has been learned of a
@@ -128,18 +128,9 @@ pub struct CostsView {
     /// The bandwidth of fetches from other workers in gigabytes (10^9 bytes) per second: the
     /// configured one is that of hand-offs, but both are learned apart.
     pub fetch_gb_per_second: f64,
-    /// The observations behind the cost of prefills.
-    pub prefill: Evidence,
-    /// The observations behind the cost of hand-offs.
-    pub hand_off: Evidence,
-    /// The observations behind the cost of fetches.
-    pub fetch: Evidence,
-    /// The observations behind the cost of read-backs.
-    pub read: Evidence,
-    /// The observations behind the cost of loads from slower tiers.
-    pub load: Evidence,
-    /// The observations behind the cost of decode steps.
-    pub step: Evidence,
+    /// The observations behind each estimate.
+    #[serde(flatten)]
+    pub evidence: StageEvidence,
     /// The share of the last minute in which the worker computed prompts, from 0 to 1.
     pub busy_share: f64,
 }
@@ -275,10 +266,10 @@ impl Costs {
         let costs = state.coefficients(ns_since(self.epoch, now));
         let step = costs.step_seconds(requests, prompt_tokens.saturating_mul(requests));
         let (first, evidence) = match new_tokens {
-            0 => (costs.hand_off_seconds(prompt_tokens), state.learner.step_evidence()),
+            0 => (costs.hand_off_seconds(prompt_tokens), state.learner.evidence().step),
             _ => {
                 let held = prompt_tokens.saturating_sub(new_tokens);
-                (costs.prefill_seconds(prompt_tokens, held), state.learner.prefill_evidence())
+                (costs.prefill_seconds(prompt_tokens, held), state.learner.evidence().prefill)
             }
         };
         let duration = |seconds| Duration::from_nanos(nanoseconds(seconds));
@@ -315,12 +306,7 @@ impl Costs {
         CostsView {
             costs: coefficients.into(),
             fetch_gb_per_second: coefficients.fetch_bytes_per_second / 1e9,
-            prefill: state.learner.prefill_evidence(),
-            hand_off: state.learner.hand_off_evidence(),
-            fetch: state.learner.fetch_evidence(),
-            read: state.learner.read_evidence(),
-            load: state.learner.load_evidence(),
-            step: state.learner.step_evidence(),
+            evidence: state.learner.evidence(),
             busy_share: state.busy.at(now_ns),
         }
     }
@@ -332,8 +318,8 @@ impl Costs {
         let state = self.lock();
         let costs = state.learner.coefficients(now_ns);
         let step = costs.step_base_seconds + costs.step_seconds_per_request;
-        let prefills = state.learner.prefill_evidence().observations;
-        let steps = state.learner.step_evidence().observations;
+        let prefills = state.learner.evidence().prefill.observations;
+        let steps = state.learner.evidence().step.observations;
         LearnedSpeed {
             prefill_tokens_per_s: (prefills > 0).then(|| 1.0 / costs.prefill_seconds_per_token),
             step_ms: (steps > 0).then_some(step * 1e3),
@@ -446,8 +432,8 @@ impl CostState {
 
     /// Whether anything has been learned of what the worker does for a reply.
     fn is_learned(&self) -> bool {
-        let evidence = [self.learner.prefill_evidence(), self.learner.step_evidence()];
-        evidence.iter().any(|evidence| evidence.observations > 0)
+        let evidence = self.learner.evidence();
+        evidence.prefill.observations > 0 || evidence.step.observations > 0
     }
 
     /// The remaining time of a rank's queue, and the number of prompts in it. If the router learns

@@ -2,17 +2,13 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use splitrail_kv::BlockHash;
 use tokio::sync::watch;
 
 use super::breaker::Breaker;
-use splitrail_config::model::{BreakerConfig, Model, PeerFetch};
-
-/// When a worker takes part in no fetch: after one failure, for half a minute. Each further failure
-/// doubles the time.
-const COOLDOWN: BreakerConfig = BreakerConfig { failures: 1, cooldown: Duration::from_secs(30) };
+use splitrail_config::model::{Model, PeerFetch};
 
 /// The bounds of a model's peer fetches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,17 +56,7 @@ pub struct PeerFetches {
     /// What this worker is taking. Bounded by `peer_fetch_max_per_worker`.
     arriving: Mutex<Vec<ArrivingPrefix>>,
     /// The failures of trials.
-    trials: TrialBreaker,
-}
-
-/// When the next trial of a worker is due.
-#[derive(Debug)]
-struct TrialBreaker(Breaker);
-
-impl Default for TrialBreaker {
-    fn default() -> Self {
-        Self(Breaker::new(COOLDOWN))
-    }
+    trials: Breaker,
 }
 
 /// A prefix that a worker is taking.
@@ -93,7 +79,7 @@ pub struct Prefix {
 }
 
 /// The fetches of one worker in one direction.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Direction {
     running: AtomicU32,
     /// The predicted duration of their transfers, in nanoseconds.
@@ -101,13 +87,6 @@ struct Direction {
     breaker: Breaker,
     /// Whether a trial has succeeded.
     is_proven: AtomicBool,
-}
-
-impl Default for Direction {
-    fn default() -> Self {
-        let (running, transfer_ns, is_proven) = Default::default();
-        Self { running, transfer_ns, breaker: Breaker::new(COOLDOWN), is_proven }
-    }
 }
 
 impl Direction {
@@ -149,27 +128,32 @@ impl PeerFetches {
 
     /// Whether a trial of the worker is not to wait because others have failed.
     pub fn may_try(&self, now: Instant) -> bool {
-        self.trials.0.allows(now)
+        self.trials.allows(now)
+    }
+
+    /// Records that a trial of the worker begins.
+    pub fn trial_begins(&self, now: Instant) {
+        self.trials.begin(now);
     }
 
     /// Records a trial in which a worker has taken a prefix from a source.
     pub fn trial_succeeded(source: &Self, fetcher: &Self) {
         source.sent.is_proven.store(true, Relaxed);
         fetcher.taken.is_proven.store(true, Relaxed);
-        source.trials.0.succeed();
-        fetcher.trials.0.succeed();
+        source.trials.succeed();
+        fetcher.trials.succeed();
     }
 
     /// Forgets what trials have shown, because the engine is another process.
     pub fn forget_trials(&self) {
         self.sent.is_proven.store(false, Relaxed);
         self.taken.is_proven.store(false, Relaxed);
-        self.trials.0.succeed();
+        self.trials.succeed();
     }
 
     /// Records that a trial of the worker has failed.
     pub fn trial_failed(&self, now: Instant) {
-        self.trials.0.fail(now);
+        self.trials.fail(now);
     }
 
     /// Whether the worker has sent a prefix in a trial.

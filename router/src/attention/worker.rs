@@ -51,6 +51,8 @@ pub(super) struct WorkerFacts {
     pub(super) reports_no_cached_tokens: bool,
     /// The endpoints on which it hands nothing over.
     pub(super) missing_hand_offs: Vec<&'static str>,
+    /// Whether decode workers have failed on its hand-offs.
+    pub(super) has_failed_hand_offs: bool,
     /// Cache groups of its engine that the index does not follow.
     pub(super) unfollowed_cache_groups: Vec<String>,
 }
@@ -81,6 +83,7 @@ impl WorkerFacts {
             load_failure: worker.load_failure().map(|cause| cause.to_string()),
             reports_no_cached_tokens: worker.kv.usage_stats.reports_no_cached_tokens(),
             missing_hand_offs: worker.transfer.missing_hand_offs.missing(),
+            has_failed_hand_offs: worker.transfer.failed_hand_offs.are_suspected(),
             unfollowed_cache_groups: worker.kv.event_stats.unfollowed_groups().names().collect(),
         }
     }
@@ -137,6 +140,12 @@ pub(super) fn of_worker(worker: &WorkerFacts) -> Vec<Attention> {
                       have a connector?";
         found.push(Attention::new(Kind::NoHandOff, message).advise(advice));
     }
+    if worker.has_failed_hand_offs {
+        let message = "decode workers fail on its hand-offs; it hands nothing over";
+        let advice = "the decode engines' logs say why: another version, other flags, or no way from \
+                      them to it";
+        found.push(Attention::new(Kind::NoHandOff, message).advise(advice));
+    }
     if let Some(message) = upper_bound(worker) {
         let advice = "docs/parity.md, hybrid models, says what this means";
         found.push(Attention::new(Kind::OverlapIsUpperBound, message).advise(advice));
@@ -159,7 +168,21 @@ fn state(worker: &WorkerFacts) -> Option<Attention> {
             let advice = "is its engine running, and reachable from the router under its address?";
             Some(Attention::new(AttentionKind::State, message).advise(advice))
         }
-        WorkerState::Unready | WorkerState::Ejected | WorkerState::Stuck | WorkerState::Left => {
+        WorkerState::Ejected => {
+            let failure = worker.last_failure.as_ref();
+            let failure =
+                failure.map_or_else(String::new, |failure| format!(", last failure {failure}"));
+            let advice =
+                "it is tried again by itself; the engine's log says why it fails or is slow";
+            let message = format!("{message}{failure}");
+            Some(Attention::new(AttentionKind::State, message).advise(advice))
+        }
+        WorkerState::Stuck => {
+            let advice = "it is tried again by itself; is its engine's process stopped, or its \
+                          accelerator hung?";
+            Some(Attention::new(AttentionKind::State, message).advise(advice))
+        }
+        WorkerState::Unready | WorkerState::Left => {
             Some(Attention::new(AttentionKind::State, message))
         }
     }
@@ -309,6 +332,7 @@ mod tests {
             load_failure: None,
             reports_no_cached_tokens: false,
             missing_hand_offs: Vec::new(),
+            has_failed_hand_offs: false,
             unfollowed_cache_groups: Vec::new(),
         }
     }

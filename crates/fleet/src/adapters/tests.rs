@@ -76,13 +76,26 @@ fn a_worker_has_the_adapters_that_its_engine_listed_last_and_nothing_is_known_be
     lists(&pool, worker, &[("b", "/b"), ("c", "/c")]);
     assert_eq!(
         ["a", "b", "c"].map(|name| worker.has_adapter(name)),
-        [false, true, false].map(Some)
+        [Some(false), Some(true), None],
+        "the last one is not configured"
     );
-    assert_eq!(worker.engine.facts.adapters().unwrap().len(), 2, "only those that are configured");
+    assert_eq!(worker.engine.facts.adapters().len(), 2, "only those that are configured");
     lists(&pool, worker, &[("a", "/a")]);
     assert_eq!(NAMES.map(|name| worker.has_adapter(name)), [true, false].map(Some));
     worker.becomes_another();
     assert_eq!(worker.has_adapter("a"), None, "it may be another process");
+}
+
+#[test]
+fn another_path_is_noticed_although_the_engine_was_out_of_reach_meanwhile() {
+    let (pool, workers) = pool(&["both"]);
+    let worker = &workers[0];
+    lists(&pool, worker, &[("a", "/1")]);
+    computes(&pool, worker, "a", 1, 7);
+    worker.becomes_another();
+    lists(&pool, worker, &[("a", "/2")]);
+    assert_eq!(worker.engine.facts.adapter_changes(), 1);
+    assert!(!holds(&pool, worker, "a", 7));
 }
 
 #[test]

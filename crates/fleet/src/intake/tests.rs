@@ -290,12 +290,10 @@ fn an_engine_may_name_its_own_host_and_no_other() {
         let config =
             format!(r#"{{"id": "w", "role": "both", "url": "http://198.51.100.7:1"{keys}}}"#);
         let config = serde_json::from_str(&config).unwrap();
-        let worker = Worker::new(
-            splitrail_policy::WorkerIndex(0),
-            config,
-            "198.51.100.7:1".parse().unwrap(),
-        );
-        worker.with_guard(!is_listed, !is_listed)
+        let authority = "198.51.100.7:1".parse().unwrap();
+        let mut worker = Worker::new(splitrail_policy::WorkerIndex(0), config, authority);
+        (worker.address.guarded, worker.address.guards_events) = (!is_listed, !is_listed);
+        worker
     };
     let source = |events: &str, replay: &str| EventSource {
         rank: 0,

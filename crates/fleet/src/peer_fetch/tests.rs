@@ -102,6 +102,10 @@ fn workers_that_need_a_trial_take_part_after_a_good_one() {
     fetcher.trial_failed(now);
     let may_try = |after| fetcher.may_try(now + Duration::from_secs(after));
     assert_eq!([0, 29, 30].map(may_try), [false, false, true], "it is tried again");
+    let second = now + Duration::from_secs(30);
+    fetcher.trial_begins(second);
+    fetcher.trial_failed(second);
+    assert_eq!([89, 90].map(may_try), [false, true], "after twice the time");
     assert_eq!(part(), (0, false));
     PeerFetches::trial_succeeded(source, fetcher);
     assert_eq!(part(), (1, true));

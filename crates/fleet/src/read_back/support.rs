@@ -1,29 +1,18 @@
 //! What is known of read-back with one worker: whether its engine pins KV, and whether it may read.
 
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
-use std::time::{Duration, Instant};
-
-use splitrail_config::model::BreakerConfig;
+use std::time::Instant;
 
 use splitrail_workload::breaker::Breaker;
 
-/// After a failed read, a prefill worker gets no read for a while: an engine without the flag never
-/// answers a leg that is to read.
-const PAUSE: BreakerConfig = BreakerConfig { failures: 1, cooldown: Duration::from_secs(30) };
-
 /// What is known of read-back with one worker.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct ReadBackSupport {
     /// Whether the engine keeps KV pinned after decode legs: 0 is unknown, 1 is no, 2 is yes.
     pins: AtomicU8,
-    /// Whether prefill legs that were to read have failed lately.
+    /// Whether prefill legs that were to read have failed lately: an engine without the flag never
+    /// answers them.
     reads: Breaker,
-}
-
-impl Default for ReadBackSupport {
-    fn default() -> Self {
-        Self { pins: AtomicU8::new(0), reads: Breaker::new(PAUSE) }
-    }
 }
 
 impl ReadBackSupport {
@@ -74,6 +63,8 @@ impl ReadBackSupport {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     const S: Duration = Duration::from_secs(1);

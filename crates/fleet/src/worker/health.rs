@@ -80,7 +80,7 @@ pub struct WorkerHealth {
     slow_start_ms: AtomicU64,
     /// Whether the worker was there when the router started and has not been down since. Such
     /// workers have no slow start, since all of them are new.
-    pub(super) initial_member: AtomicBool,
+    pub(crate) initial_member: AtomicBool,
     /// Whether the last probe or request reached the worker.
     up: AtomicBool,
     /// Whether the worker has been probed.
@@ -132,12 +132,6 @@ impl Worker {
     ) -> Self {
         self.set_slow_start(config.slow_start);
         self.health.lifecycle = self.health.lifecycle.counted(model, transitions);
-        self
-    }
-
-    /// Marks the worker as there since the start of the router.
-    pub fn as_initial_member(self) -> Self {
-        self.health.initial_member.store(true, Relaxed);
         self
     }
 
@@ -243,6 +237,18 @@ impl Worker {
             self.counts.series.leg_failed(leg.name(), error.outcome());
         }
         let speaks_against_it = failed.is_some_and(Error::speaks_against_its_worker);
+        // A leg that was late, or that a lost connection or a client ended, does not show that it works.
+        let has_answered = failed.is_none_or(|error| match error.kind() {
+            ErrorKind::ClientGone => false,
+            ErrorKind::EngineFull { .. }
+            | ErrorKind::BelowThreshold
+            | ErrorKind::EngineLacksPath
+            | ErrorKind::EngineLacksModel => true,
+            _ => error.fault() == Fault::Client,
+        });
+        if !speaks_against_it && !has_answered {
+            return;
+        }
         self.health.outcomes.ended(speaks_against_it);
         let (model, worker, leg) = (self.model(), self.id(), leg.name());
         if let Some(error) = failed.filter(|_| speaks_against_it) {

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::{Bootstrap, Worker};
 use crate::engine_facts::KvNames;
 use crate::state::{Event, WorkerState};
+use splitrail_policy::Leg;
 
 impl Worker {
     /// Takes over the state of the worker that this one replaces, if both are the same engine with
@@ -53,6 +54,9 @@ impl Worker {
 
     /// Records that the engine's reports are of a new process, to which no connection exists yet.
     pub fn record_restart(&self) {
+        for leg in [Leg::Prefill, Leg::Decode] {
+            self.breaker(leg).succeed();
+        }
         self.health.presence.record_restart();
         self.forget_version();
         self.forget_process();
@@ -72,8 +76,9 @@ impl Worker {
     fn forget_process(&self) {
         self.load.costs.forget();
         self.engine.endpoint_support.forget();
-        self.engine.facts.set_adapters(None);
+        self.engine.facts.forget_adapters();
         self.transfer.missing_hand_offs.forget();
+        self.transfer.failed_hand_offs.forget();
         self.transfer.push.forget_identities();
         self.transfer.bootstrap.iter().for_each(Bootstrap::forget_process);
         self.transfer.read_back.forget();

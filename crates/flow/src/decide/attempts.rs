@@ -155,7 +155,8 @@ impl AttemptFailures {
     /// Judges a failure that was counted against its worker. If the prompt has failed alike on another
     /// worker, neither is at fault, unless nothing else succeeds there.
     pub(crate) fn judge(&mut self, served: &ServedModel, leg: Leg, worker: &Worker, error: &Error) {
-        if !error.speaks_against_its_worker() {
+        // That nothing listens at a worker's address says nothing about the prompt.
+        if !error.speaks_against_its_worker() || error.kind() == ErrorKind::EngineUnreachable {
             return;
         }
         if self.is_suspect {

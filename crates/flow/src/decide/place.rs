@@ -137,16 +137,17 @@ impl PlacedLeg {
         now: Instant,
         observes_prefill_end: bool,
     ) -> Booking {
-        if let Some(booking) = self.take_booking() {
-            return booking;
-        }
-        let uncached = self.uncached_tokens(context, unit);
-        let cached = unit.weight_tokens - uncached;
-        let costs = &self.worker.load.costs;
-        let work = costs.begin(now, self.rank, uncached, cached, !observes_prefill_end);
-        let work = work.loading(self.overlap_by_tier, context.served.pool.block_size());
-        let work = work.reading(self.read_tokens);
-        self.worker.book(self.rank, uncached, unit.weight_tokens).with_work(work)
+        let booking = self.take_booking().unwrap_or_else(|| {
+            let uncached = self.uncached_tokens(context, unit);
+            let cached = unit.weight_tokens - uncached;
+            let costs = &self.worker.load.costs;
+            let work = costs.begin(now, self.rank, uncached, cached, !observes_prefill_end);
+            let work = work.loading(self.overlap_by_tier, context.served.pool.block_size());
+            let work = work.reading(self.read_tokens);
+            self.worker.book(self.rank, uncached, unit.weight_tokens).with_work(work)
+        });
+        // The weight of a recording says nothing about its duration, nor its duration about prefills.
+        if unit.recording.is_some() { booking.without_teaching() } else { booking }
     }
 
     /// The predicted time from the sending of the leg to its first output, in which it computes

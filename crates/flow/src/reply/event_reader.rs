@@ -15,7 +15,6 @@ use splitrail_engine_client::{
     EngineBody, EngineClient, Proof, ReplyError, Response, Timer, too_large,
 };
 use splitrail_fleet::Worker;
-use splitrail_fleet::lifecycle::Departures;
 use splitrail_fleet::state::WorkerState;
 use splitrail_reply::dialect::data_of;
 use tokio::sync::watch;
@@ -30,8 +29,8 @@ const SILENCE_MAX: Duration = Duration::from_secs(1);
 
 /// Completes when a worker has left service since it was `gone` so often, and its stream, from which
 /// nothing is read meanwhile, has been silent for a moment.
-async fn has_gone(departures: &mut watch::Receiver<Departures>, gone: u32, worker: &Worker) {
-    let is_gone = |now: &Departures| now.gone != gone;
+async fn has_gone(departures: &mut watch::Receiver<u32>, gone: u32, worker: &Worker) {
+    let is_gone = |now: &u32| *now != gone;
     // The worker, and with it the sender, is kept by the reader.
     while departures.wait_for(is_gone).await.is_ok() {
         tokio::time::sleep(SILENCE_MAX).await;
@@ -69,7 +68,7 @@ pub(crate) struct EventReader {
     worker: Arc<Worker>,
     patience: Timer,
     /// Follows how often the worker leaves service.
-    departures: watch::Receiver<Departures>,
+    departures: watch::Receiver<u32>,
     /// How often the worker had left service when the reply began.
     gone: u32,
     done: bool,
@@ -91,7 +90,7 @@ impl EventReader {
     ) -> Self {
         let splitter = Splitter::new(client.reply_max_bytes());
         let departures = worker.health.lifecycle.departures();
-        let gone = departures.borrow().gone;
+        let gone = *departures.borrow();
         let patience = client.timers().of(idle);
         let dialect = Dialect::Chunks;
         let Response { body, proof, .. } = response;
@@ -261,7 +260,7 @@ impl EventReader {
         match frame {
             Err(_) => {
                 let message = format!("worker {} fell silent in mid-stream", self.worker.id());
-                Err(Error::new(ErrorKind::EngineTimeout, message))
+                Err(Error::new(ErrorKind::EngineTimeout, message).of_silent_stream())
             }
             Ok(Some(Ok(frame))) => {
                 let Some(data) = frame.data_ref() else { return Ok(false) };

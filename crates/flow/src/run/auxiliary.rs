@@ -222,7 +222,9 @@ async fn read(
             read => read.ok_or_else(not_json)?,
         };
         if reply.is_error() {
-            return Err(refusal_event(&*worker, &bytes));
+            let error = refusal_event(&*worker, &bytes);
+            worker.record_refusal(&error, Some(endpoint));
+            return Err(error);
         }
         let raw = reply.usage.map(RawValue::get).filter(|_| !endpoint.transcribes());
         let usage = raw.and_then(|raw| read_usage(&served, &worker, Dialect::Chunks, raw));

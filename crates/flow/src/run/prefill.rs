@@ -76,7 +76,9 @@ impl PrefillAttempts {
         let mut excluded = excluded_from_prefill(&context.served, failed_decode);
         excluded.extend(too_short(&context.served, Leg::Prefill, unit, PREFILL_OUTPUT_TOKENS));
         let mut missing = without_hand_offs(&context.served, context.endpoint, Instant::now());
-        let lacks = |one: &&Exclusion| one.reason == VetoReason::LacksEndpoint;
+        let lacks = |one: &&Exclusion| {
+            matches!(one.reason, VetoReason::LacksEndpoint | VetoReason::NoHandOff)
+        };
         missing.extend(failed_decode.iter().filter(lacks));
         excluded.extend(failed_decode.iter().filter(|one| is_about_adapters(one)));
         Self { excluded, missing, left, failures, rules }
@@ -462,6 +464,7 @@ async fn prefill(
     };
     let is_stored = matches!(params, PrefillParams::Stored);
     worker.transfer.missing_hand_offs.begin(context.endpoint.dialect(), Instant::now());
+    worker.transfer.failed_hand_offs.begin(Instant::now());
     let reply = match reading {
         Some(reading) => Box::pin(reading.send(prompt, &leg_headers, placed)).await?,
         None => {

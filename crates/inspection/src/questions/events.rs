@@ -30,8 +30,8 @@ pub(crate) fn subscription(
     let mut subscription = Subscription::new(endpoint(events)?, endpoint(replay));
     subscription.limits.max_payload_bytes = PAYLOAD_MAX_BYTES;
     let left = |patience: Duration| asker.until(patience).saturating_duration_since(Instant::now());
-    subscription.timing.connect_timeout = left(asker.bounds.question);
-    subscription.timing.replay_timeout = left(asker.bounds.question);
+    subscription.timing.connect_timeout = left(super::QUESTION_TIMEOUT);
+    subscription.timing.replay_timeout = left(super::QUESTION_TIMEOUT);
     if asker.subject.is_guarded() {
         let networks = networks.clone();
         subscription.admits = Some(AddressFilter::new(move |ip| networks.admit(ip)));

@@ -53,7 +53,7 @@ pub(crate) async fn bootstrap(asker: &Asker<'_>, connector: Connector) -> Bootst
     let Some(server) = Bootstrap::new(configured, asker.subject.authority()) else {
         return BootstrapFact::Untested;
     };
-    let patience = asker.until(asker.bounds.question);
+    let patience = asker.until(super::QUESTION_TIMEOUT);
     let answers = async {
         match connector {
             Connector::Mooncake => query(asker, &server).await,

@@ -6,8 +6,6 @@ use super::holders::ABSENT;
 use super::worker::{Worker, fastest};
 use super::{Index, WorkerKey};
 use crate::event::Tier;
-use crate::hash::BlockHash;
-use crate::invariants::Violation;
 
 /// Per run and slot, the tier of every block.
 type Expected = BTreeMap<(u32, u16), Vec<u8>>;
@@ -16,9 +14,10 @@ impl Index {
     /// Checks the whole index; for tests, simulation and audits, since it copies everything.
     ///
     /// # Errors
-    /// The first violation found: the holders of a block differ from what the workers' names say,
-    /// an empty entry was not removed, a count or a bound is wrong, or a run cannot be reached.
-    pub fn check(&self) -> Result<(), Violation> {
+    /// The first violation found, which is always a defect of this crate: the holders of a block differ
+    /// from what the workers' names say, an empty entry was not removed, a count or a bound is wrong, or
+    /// a run cannot be reached.
+    pub fn check(&self) -> Result<(), String> {
         let mut expected = Expected::new();
         for (&worker, known) in &self.workers {
             self.check_worker(worker, known, &mut expected)?;
@@ -30,12 +29,11 @@ impl Index {
             held += self.check_holders(run, &expected)?;
         }
         if held != expected.len() {
-            let hash = BlockHash(0);
-            return Err(Violation::HolderList { hash });
+            return Err(format!("{held} runs have holders, and {} should", expected.len()));
         }
         for run in self.forest.run_ids() {
             let meta = self.forest.meta(run);
-            let hash = BlockHash(self.forest.run(run).first());
+            let first = self.forest.run(run).first();
             let hanging = children.get(&run).copied().unwrap_or(0);
             let parent = self.forest.parent_of(run);
             let orphaned = (meta.parent.is_some() && parent == super::forest::ROOT)
@@ -44,23 +42,20 @@ impl Index {
                         != Some(Some((parent, self.forest.run(parent).len() - 1))));
             let unheld = hanging == 0 && !expected.keys().any(|(of, _)| *of == run);
             if hanging != meta.children || orphaned || unheld || !self.forest.is_head(run) {
-                return Err(Violation::Run { hash });
+                return Err(format!("run {first:016x} is not attached where it belongs"));
             }
         }
-        if self.forest.words.used_words() != self.forest.words_counted() {
-            return Err(Violation::Words {
-                used: self.forest.words.used_words(),
-                counted: self.forest.words_counted(),
-            });
+        let (used, counted) = (self.forest.words.used_words(), self.forest.words_counted());
+        if used != counted {
+            return Err(format!("{used} words are in use, and {counted} are used"));
         }
         Ok(())
     }
 
     /// Checks that the holders that readers see are those that the names imply.
-    fn check_holders(&self, run: u32, expected: &Expected) -> Result<usize, Violation> {
+    fn check_holders(&self, run: u32, expected: &Expected) -> Result<usize, String> {
         let shared = self.forest.run(run);
-        let hash = BlockHash(shared.first());
-        let len = shared.len();
+        let (first, len) = (shared.first(), shared.len());
         let mut seen = 0;
         for (slot, key) in self.forest.slots().keys.iter().enumerate() {
             let slot = slot as u16;
@@ -71,13 +66,12 @@ impl Index {
             let beginning = (0..len).take_while(|at| tier(*at) != ABSENT).count() as u32;
             let shown = self.forest.beginning(run, slot);
             if !agree || shown != beginning {
-                let worker = key.unwrap_or(WorkerKey { worker: u32::MAX, rank: slot });
-                return Err(Violation::Holder { hash, worker });
+                return Err(format!("worker {key:?} and the holders of run {first:016x} disagree"));
             }
             let both = shared.full().has(&self.forest.words, slot)
                 && self.forest.find_partial(run, slot).is_some();
             if both {
-                return Err(Violation::HolderList { hash });
+                return Err(format!("slot {slot} holds all and a part of run {first:016x}"));
             }
         }
         Ok(seen)
@@ -88,27 +82,23 @@ impl Index {
         worker: WorkerKey,
         known: &Worker,
         expected: &mut Expected,
-    ) -> Result<(), Violation> {
+    ) -> Result<(), String> {
         if known.names.is_empty() && known.waiting_events.is_empty() {
-            return Err(Violation::EmptyWorker { worker });
+            return Err(format!("worker {worker} holds nothing and was kept"));
         }
         if known.names.len() > self.limit() {
-            let (blocks, limit) = (known.names.len(), self.limit());
-            return Err(Violation::OverLimit { worker, blocks, limit });
+            return Err(format!("worker {worker} has {} blocks, too many", known.names.len()));
         }
         let mut counts = [0; Tier::COUNT];
         let mut names = 0;
         for (lane, name, place) in known.names.iter() {
             names += 1;
-            let engine = crate::event::EngineHash(name);
             let copies = known.copies(lane);
             let found = known.names.find(name) == Some(lane);
-            let Some((run, at)) = self.forest.locate(place).filter(|_| found) else {
-                return Err(Violation::EmptyBlock { worker, engine });
+            let located = self.forest.locate(place).filter(|_| found);
+            let Some((run, at)) = located.filter(|_| fastest(&copies) != ABSENT) else {
+                return Err(format!("worker {worker} has no copy of {name:016x} and kept it"));
             };
-            if fastest(&copies) == ABSENT {
-                return Err(Violation::EmptyBlock { worker, engine });
-            }
             for tier in Tier::ALL {
                 counts[tier as usize] += usize::from(copies[tier as usize] > 0);
             }
@@ -117,7 +107,10 @@ impl Index {
             tiers[at as usize] = tiers[at as usize].min(fastest(&copies));
         }
         if counts != known.counts || names != known.names.len() {
-            return Err(Violation::Counts { worker, counted: known.counts, held: counts });
+            let counted = known.counts;
+            return Err(format!(
+                "worker {worker} counts {counted:?} blocks by tier, holds {counts:?}"
+            ));
         }
         Ok(())
     }

@@ -1,19 +1,18 @@
 //! A copy of a worker's blocks at one moment, which is fast to take and is sorted later.
 //!
-//! [`Index::snapshot`](super::Index::snapshot) borrows the index until its last run; this copies
-//! two words for each block in memory order, and leaves all sorting for later.
+//! It copies two words for each block in memory order, and leaves all sorting for later, so that the index
+//! is not borrowed meanwhile.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::forest::{Forest, ROOT};
+use super::snapshot::RUN_BLOCKS_MAX;
 use super::strips::Place;
 use super::{BlockName, Index, RunNames, SnapshotRun, WorkerKey};
 use crate::event::{EngineHash, Tier};
 use crate::hash::BlockHash;
 
-/// Maximum length of a returned run in blocks.
-const RUN_BLOCKS_MAX: usize = 1024;
 /// Stands for a run of which the worker holds nothing.
 const NOT_HELD: u32 = u32::MAX;
 
@@ -68,8 +67,7 @@ impl LastRun {
 }
 
 impl Index {
-    /// A copy of all that a worker holds: the same as [`Index::snapshot`], with about twenty bytes
-    /// per block, and without borrowing the index for longer than the copying takes.
+    /// A copy of all that a worker holds, with about twenty bytes per block.
     pub fn freeze(&self, worker: WorkerKey) -> FrozenBlocks {
         let mut frozen = FrozenBlocks::default();
         let Some(known) = self.workers.get(&worker) else {
@@ -157,7 +155,7 @@ impl FrozenBlocks {
             + self.special.len() * PER_SPECIAL
     }
 
-    /// Its runs in the order of [`Index::snapshot`]: parents before children.
+    /// Its runs, parents before children.
     pub fn runs(&self) -> impl Iterator<Item = SnapshotRun> + '_ {
         let order = self.order();
         let mut at = 0;

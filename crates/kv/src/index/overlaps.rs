@@ -173,6 +173,7 @@ impl Overlaps {
         }
         let stays = |slot: u16| same[usize::from(slot) / 64] >> (slot % 64) & 1 == 1;
         self.singles.retain(|word| stays((*word >> 32) as u16));
+        self.slower.retain(|(slot, ..)| stays(*slot));
         let words = self.words();
         let mut kept = 0;
         for group in 0..self.groups.len() {

@@ -1,16 +1,12 @@
 //! A worker's blocks as a value, for a newly attached router or for an audit.
 
-use std::collections::{BTreeMap, BTreeSet};
-
-use super::forest::ROOT;
-use super::names::Lane;
 use super::{Index, WorkerKey};
 use crate::event::{EngineHash, Tier};
 use crate::hash::BlockHash;
 
 /// Maximum length of a run of a snapshot in blocks, so that a stream of runs has parts of bounded
 /// size.
-const RUN_BLOCKS_MAX: usize = 1024;
+pub(super) const RUN_BLOCKS_MAX: usize = 1024;
 
 /// Consecutive blocks of one chain, of which the worker holds either all or none.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,83 +89,8 @@ impl BlockName {
 }
 
 impl Index {
-    /// All that a worker holds, as a stream of runs: parents before children. The same state gives
-    /// the same order.
-    pub fn snapshot(&self, worker: WorkerKey) -> impl Iterator<Item = SnapshotRun> + '_ {
-        let names = self.names_by_run(worker);
-        let mut runs: BTreeSet<(u32, u64, u32)> = BTreeSet::new();
-        for run in names.keys() {
-            let mut run = *run;
-            // Includes the runs before, even if no worker holds them.
-            while run != ROOT {
-                let order = (self.forest.meta(run).depth, self.forest.run(run).first(), run);
-                if !runs.insert(order) {
-                    break;
-                }
-                run = self.forest.parent_of(run);
-            }
-        }
-        runs.into_iter().flat_map(move |(_, _, run)| {
-            let named = names.get(&run).map_or(&[][..], Vec::as_slice);
-            self.pieces(worker, run, named)
-        })
-    }
-
-    fn names_by_run(&self, worker: WorkerKey) -> BTreeMap<u32, Vec<(u32, u64, Lane)>> {
-        let mut by_run: BTreeMap<u32, Vec<(u32, u64, Lane)>> = BTreeMap::new();
-        let Some(known) = self.workers.get(&worker) else {
-            return by_run;
-        };
-        for (lane, name, place) in known.names.iter() {
-            if let Some((run, at)) = self.forest.locate(place) {
-                by_run.entry(run).or_default().push((at, name, lane));
-            }
-        }
-        by_run.values_mut().for_each(|names| names.sort_unstable());
-        by_run
-    }
-
-    /// A run, cut into pieces that the worker holds completely or not at all.
-    fn pieces(&self, worker: WorkerKey, run: u32, names: &[(u32, u64, Lane)]) -> Vec<SnapshotRun> {
-        let Some(known) = self.workers.get(&worker) else {
-            return Vec::new();
-        };
-        let len = self.forest.run(run).len();
-        let mut pieces = Vec::new();
-        let mut from = 0;
-        let mut names = names;
-        while from < len {
-            let held = names.first().is_some_and(|(at, ..)| *at == from);
-            let mut to = from + 1;
-            let mut taken = names.partition_point(|(at, ..)| *at <= from);
-            while to < len && ((to - from) as usize) < RUN_BLOCKS_MAX {
-                if names.get(taken).is_some_and(|(at, ..)| *at == to) != held {
-                    break;
-                }
-                taken += names[taken..].partition_point(|(at, ..)| *at <= to);
-                to += 1;
-            }
-            let named = names[..taken].iter().map(|(at, name, lane)| BlockName {
-                at: at - from,
-                engine: EngineHash(*name),
-                copies: known.copies(*lane),
-            });
-            pieces.push(SnapshotRun {
-                parent: self.hash_before(run, from),
-                hashes: (from..to).map(|at| BlockHash(self.forest.hash(run, at))).collect(),
-                names: named.collect(),
-            });
-            names = &names[taken..];
-            from = to;
-        }
-        pieces
-    }
-
-    fn hash_before(&self, run: u32, at: u32) -> Option<BlockHash> {
-        if at > 0 {
-            return Some(BlockHash(self.forest.hash(run, at - 1)));
-        }
-        let (parent, at) = self.forest.locate(self.forest.meta(run).parent?)?;
-        Some(BlockHash(self.forest.hash(parent, at)))
+    /// All that a worker holds, as runs: parents before children. The same state gives the same order.
+    pub fn snapshot(&self, worker: WorkerKey) -> impl Iterator<Item = SnapshotRun> {
+        self.freeze(worker).runs().collect::<Vec<_>>().into_iter()
     }
 }

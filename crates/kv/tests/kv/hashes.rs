@@ -1,7 +1,7 @@
 //! Block hashes: their layout is a contract, and tenants rely on their separation.
 
 use proptest::prelude::*;
-use splitrail_kv::{BlockHash, Chain, HashSeed, Namespace, chain_hashes, next_hash};
+use splitrail_kv::{BlockHash, BlockHasher, Chain, HashSeed, Namespace, chain_hashes};
 
 const SEED: HashSeed = HashSeed(7);
 const PLAIN: Namespace<'_> =
@@ -18,7 +18,7 @@ fn chain(namespace: &Namespace<'_>, seed: HashSeed, tokens: &[u32]) -> Vec<u64> 
 #[test]
 fn the_layout_is_pinned() {
     let next = |parent, tokens: std::ops::Range<u32>| {
-        next_hash(SEED, BlockHash(parent), &tokens.collect::<Vec<_>>()).0
+        BlockHasher::new(SEED).next(BlockHash(parent), &tokens.collect::<Vec<_>>()).0
     };
     assert_eq!(next(0x0123_4567_89ab_cdef, 1000..1016), 0xf380_9b2b_6198_b789);
     assert_eq!(next(0, 1000..1256), 0xc34c_b5ab_e184_78ff);
@@ -152,11 +152,11 @@ proptest! {
         parent in any::<u64>(),
         tokens in proptest::collection::vec(any::<u32>(), 1..600),
     ) {
-        let hash = |tokens: &[u32]| next_hash(SEED, BlockHash(parent), tokens);
+        let hash = |tokens: &[u32]| BlockHasher::new(SEED).next(BlockHash(parent), tokens);
         let longer = [&tokens[..], &[0]].concat();
         prop_assert_ne!(hash(&tokens), hash(&longer));
         prop_assert_ne!(hash(&tokens), hash(&tokens[1..]));
-        prop_assert_ne!(hash(&tokens), next_hash(SEED, BlockHash(!parent), &tokens));
+        prop_assert_ne!(hash(&tokens), BlockHasher::new(SEED).next(BlockHash(!parent), &tokens));
     }
 
     /// Hashes are used in tables and compared, so all bits must be equally random.
@@ -165,12 +165,12 @@ proptest! {
         tokens in proptest::collection::vec(any::<u32>(), 16),
         parent in any::<u64>(),
     ) {
-        let whole = next_hash(SEED, BlockHash(parent), &tokens).0;
+        let whole = BlockHasher::new(SEED).next(BlockHash(parent), &tokens).0;
         let mut flips = 0;
         for bit in 0..512 {
             let mut other = tokens.clone();
             other[bit / 32] ^= 1 << (bit % 32);
-            flips += (next_hash(SEED, BlockHash(parent), &other).0 ^ whole).count_ones();
+            flips += (BlockHasher::new(SEED).next(BlockHash(parent), &other).0 ^ whole).count_ones();
         }
         prop_assert!((14_000..19_000).contains(&flips), "{flips} of {} bits", 512 * 64);
     }

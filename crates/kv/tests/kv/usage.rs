@@ -1,8 +1,7 @@
 //! The values of overlaps, and the guarantees about figures.
 
 use proptest::prelude::*;
-use splitrail_kv::invariants::check_overlap;
-use splitrail_kv::{Overlap, Violation, estimate_cached_tokens};
+use splitrail_kv::estimate_cached_tokens;
 
 #[test]
 fn the_last_token_is_always_computed() {
@@ -18,18 +17,6 @@ fn an_empty_prompt_has_no_cached_tokens() {
     assert_eq!(estimate_cached_tokens(9, 1, 1), 0);
     assert_eq!(estimate_cached_tokens(9, 100, 0), 0);
     assert_eq!(estimate_cached_tokens(0, 100, 16), 0);
-}
-
-#[test]
-fn parts_that_do_not_sum_to_an_overlap_are_a_violation() {
-    let overlap = Overlap { blocks: 3, by_tier: [1, 2, 0, 0] };
-    assert_eq!(check_overlap(&overlap), Ok(()));
-    assert_eq!(
-        check_overlap(&Overlap { blocks: 4, ..overlap }),
-        Err(Violation::OverlapParts { blocks: 4, parts: 3 })
-    );
-    let overflowing = Overlap { blocks: 0, by_tier: [u32::MAX, 1, 0, 0] };
-    assert!(check_overlap(&overflowing).is_err());
 }
 
 proptest! {

@@ -11,7 +11,7 @@ const HALF_LIFE_SECONDS: f64 = 300.0;
 /// these bounds (as a difference of natural logarithms), counts as equal: noise would choose otherwise.
 const EQUAL_WITHIN: (f64, f64) = (0.05, 0.25);
 /// The number of observations from which on a worker is compared with the others. A slow one gets few.
-const COMPARABLE_AFTER: u64 = 2;
+const COMPARABLE_AFTER: u64 = 4;
 
 /// What was learned of one stage, and when.
 #[derive(Clone, Debug, PartialEq)]

@@ -96,7 +96,7 @@ fn a_worker_that_becomes_slow_is_known_to_be_after_some_dozens_of_requests() {
     teach(&mut learner, &slower(&truth, 2.0), 2, 80, 0.1);
     let learned = learner.coefficients(80 * SECOND);
     assert!(worst_error(&learned, &slower(&truth, 2.0)) < 0.15, "{learned:?}");
-    assert!(learner.prefill_evidence().observations == 580);
+    assert!(learner.evidence().prefill.observations == 580);
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn hand_offs_and_steps_are_learned_as_well() {
     let later = step_ratio(&learner.coefficients(36_000 * SECOND));
     let prior = step_ratio(&Coefficients { step_base_seconds: 5e-3, ..Default::default() });
     assert!((later / prior - 1.0).abs() < 0.01, "{later} {prior}");
-    assert!(learner.hand_off_evidence().error < 0.1 && learner.step_evidence().error < 0.1);
+    assert!(learner.evidence().hand_off.error < 0.1 && learner.evidence().step.error < 0.1);
 }
 
 #[test]
@@ -228,7 +228,7 @@ fn slow_fetches_and_loads_are_found_out() {
     let sum = |costs: &Coefficients| load(costs)[1] + load(costs)[2] / 2.0;
     let truth = 2.0 * load(&prior)[1] + load(&prior)[2] / 2.0;
     assert!((sum(&learned) / truth - 1.0).abs() < 0.05, "{} {}", of(1), of(2));
-    assert_eq!((of(3), learner.load_evidence().observations), (1.0, 200));
+    assert_eq!((of(3), learner.evidence().load.observations), (1.0, 200));
 }
 
 /// A fleet of workers that are `factors` times as slow as the prior; those without a factor have done

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use splitrail_kv::{BlockHash, HotPrefix, WorkerKey};
+use splitrail_kv::{BlockHash, HotPrefix, WorkerKey, common_blocks};
 use splitrail_policy::{KvFormat, WorkerIndex};
 
 /// How often a prefix is tried on one worker.
@@ -195,20 +195,6 @@ impl PrewarmTarget<'_> {
 /// its engine's queue, or not all of its fetches in a direction are of prewarming.
 pub(super) fn is_needed_by_clients(waiting: u64, fetches: u32, of_prewarming: u32) -> bool {
     waiting > 0 || fetches > of_prewarming
-}
-
-/// The number of leading blocks that two prefixes have in common. Hashes are chained, so that all
-/// blocks before an equal one are equal.
-fn common_blocks(a: &[BlockHash], b: &[BlockHash]) -> usize {
-    let (mut alike, mut parted) = (0, a.len().min(b.len()));
-    while alike < parted {
-        let middle = alike.midpoint(parted);
-        match a[middle] == b[middle] {
-            true => alike = middle + 1,
-            false => parted = middle,
-        }
-    }
-    alike
 }
 
 #[cfg(test)]

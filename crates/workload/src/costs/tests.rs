@@ -50,7 +50,7 @@ fn a_worker_twice_as_slow_as_configured_is_learned_although_its_prompts_queue() 
     let ratio = Coefficients::from(told.costs).prefill_ns(8000, 1000) as f64
         / prior.prefill_ns(8000, 1000) as f64;
     assert!((1.9..2.1).contains(&ratio), "{ratio}");
-    assert!(told.prefill.observations > 300 && told.busy_share > 0.9, "{told:?}");
+    assert!(told.evidence.prefill.observations > 300 && told.busy_share > 0.9, "{told:?}");
     costs.forget();
     assert_eq!(costs.seen(at(now_ms), RankScope::Rank(None), 0).coefficients, prior);
 }
@@ -83,7 +83,7 @@ fn few_prompts_count_as_computed_at_their_predicted_time_before_anything_is_lear
     // Nine of them take 10.8 s, and the others are not begun before one has a reply.
     assert_eq!(wait_ms(60_000), 3 * 1195 + 1);
     all.remove(0).replied(at(60_000), WHOLE);
-    assert!(costs.view(at(60_000)).prefill.observations == 1);
+    assert!(costs.view(at(60_000)).evidence.prefill.observations == 1);
     assert_eq!(wait_ms(600_000), 0);
 }
 
@@ -140,13 +140,13 @@ fn a_whole_reply_before_that_of_an_earlier_prompt_teaches_nothing() {
     let (costs, at) = costs();
     let [first, second] = [0, 0].map(|_| costs.begin(at(0), None, 12_000, 0, true));
     second.replied(at(2_400), WHOLE);
-    assert_eq!(costs.view(at(2_400)).prefill.observations, 0);
+    assert_eq!(costs.view(at(2_400)).evidence.prefill.observations, 0);
     // But the worker has computed the first one as well, which has its reply later.
     let wait_ns = costs.seen(at(2_400), RankScope::Rank(None), 0).wait_ns;
     assert_eq!(wait_ns, 0);
     // When it was computed is not known either.
     first.replied(at(2_500), WHOLE);
-    assert_eq!(costs.view(at(2_500)).prefill.observations, 0);
+    assert_eq!(costs.view(at(2_500)).evidence.prefill.observations, 0);
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn a_prompt_that_reads_takes_its_time_and_teaches_what_reading_takes() {
         work.done(at(now_ms), Some(200));
     }
     let view = costs.view(at(now_ms));
-    assert_eq!((view.prefill.observations, view.read.observations), (0, 50));
+    assert_eq!((view.evidence.prefill.observations, view.evidence.read.observations), (0, 50));
     let read_ms = costs.seen(at(now_ms), RankScope::Rank(None), 0).coefficients;
     let read_ms = read_ms.read_seconds(5_000) * 1e3;
     assert!((95.0..105.0).contains(&read_ms), "{read_ms}");
@@ -195,5 +195,5 @@ fn a_prompt_that_reads_takes_its_time_and_teaches_what_reading_takes() {
 fn failed_prompts_do_not_train_the_cost_model() {
     let (costs, at) = costs();
     drop(costs.begin(at(0), None, 1000, 0, false));
-    assert_eq!(costs.view(at(5000)).prefill.observations, 0);
+    assert_eq!(costs.view(at(5000)).evidence.prefill.observations, 0);
 }

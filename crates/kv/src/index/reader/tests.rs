@@ -4,7 +4,7 @@
 use super::*;
 use crate::event::{EngineHash, Tier};
 use crate::hash::HashSeed;
-use crate::index::{HashedBlock, Index, IndexConfig, WorkerKey};
+use crate::index::{HashedBlock, Index, IndexConfig, Overlap, WorkerKey};
 
 fn index() -> Index {
     let (model, seed) = ("m".to_owned(), HashSeed(7));
@@ -59,6 +59,20 @@ fn a_worker_in_a_reused_slot_is_not_taken_for_the_previous_one() {
         assert_eq!(told, [2, 3, 3, 3, 3, 3, 3]);
         index.clear_worker(worker(1));
     }
+}
+
+#[test]
+fn a_worker_in_a_reused_slot_leaves_no_blocks_of_slower_tiers() {
+    let mut index = index();
+    let (reader, mut overlaps) = (index.reader(), Overlaps::new());
+    store(&mut index, 0, &[1]);
+    store(&mut index, 2, &[1]);
+    let before = reader.shared.state.load_full();
+    index.clear_worker(worker(0));
+    let block = HashedBlock { engine: EngineHash(1), hash: BlockHash(1) };
+    index.store(worker(1), None, &[block], Tier::Disk);
+    assert!(reader.find_in(&before, &prompt(&[1, 2]), &mut overlaps).is_ok());
+    assert_eq!(overlaps.with_and_without_last_block(worker(0)), [Overlap::default(); 2]);
 }
 
 #[test]
