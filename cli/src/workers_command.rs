@@ -109,7 +109,7 @@ fn to_json(replicas: &[Replica], replies: &Replies, merged: &[MergedWorker<'_>])
 }
 
 /// The place of the column with the transfer group, which is left out if no worker has one.
-const GROUP: usize = 3;
+const GROUP: usize = 4;
 
 fn to_text(replies: &Replies, merged: &[MergedWorker<'_>], now_unix_ms: u64) -> String {
     let titles = [

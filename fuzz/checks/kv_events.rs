@@ -10,6 +10,7 @@ pub(crate) fn check(payload: &[u8]) {
         max_blocks_per_event: 4,
         max_blocks_per_batch: 6,
         max_depth: 2,
+        ..DecodeLimits::default()
     };
     let batch = decode_batch(payload, &DecodeLimits::default());
     let within = decode_batch(payload, &tight);

@@ -155,7 +155,7 @@ pub(super) fn figure(value: &Value) -> String {
         // Shares need more than one decimal digit.
         Some(number) if value.is_f64() && number > 0.0 && number < 1.0 => {
             let figure = format!("{number:.3}");
-            figure.trim_end_matches('0').to_owned()
+            figure.trim_end_matches('0').trim_end_matches('.').to_owned()
         }
         Some(number) if value.is_f64() => format!("{number:.1}"),
         _ if value.is_null() => String::new(),

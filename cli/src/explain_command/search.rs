@@ -27,10 +27,10 @@ pub(super) struct SearchArgs {
     #[arg(long, value_name = "ID")]
     worker: Option<String>,
     /// Lists past requests of this last time: `15m`.
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
     since: Option<Duration>,
-    /// Lists past requests within a minute of this time: `2026-11-25T14:03:00Z`.
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_rfc3339_weak, conflicts_with = "since")]
+    /// Lists past requests within a minute of this time: `2026-11-25T14:03Z`.
+    #[arg(long, value_name = "TIME", value_parser = time, conflicts_with = "since")]
     at: Option<SystemTime>,
     /// Lists past requests that failed.
     #[arg(long)]
@@ -39,6 +39,18 @@ pub(super) struct SearchArgs {
     /// the whole time.
     #[arg(long)]
     slowest: bool,
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text).map_err(|error| format!("{error}; for example `15m` or `2h`"))
+}
+
+/// A time in UTC, with or without seconds.
+fn time(text: &str) -> Result<SystemTime, String> {
+    let minutes = format!("{}:00", text.trim_end_matches('Z'));
+    let parsed = humantime::parse_rfc3339_weak(text);
+    let parsed = parsed.or_else(|error| humantime::parse_rfc3339_weak(&minutes).map_err(|_| error));
+    parsed.map_err(|error| format!("{error}; for example `2026-11-25T14:03Z`, in UTC"))
 }
 
 impl SearchArgs {

@@ -57,6 +57,9 @@ impl Refusal {
         };
         let message = match (headers.contains_key(AUTHORIZATION), headers.contains_key(X_API_KEY)) {
             (false, _) => format!("the API key in `x-api-key` {fault}"),
+            (true, _) if !has_scheme(headers) => {
+                "`authorization` is not valid: write `Bearer ` before the key".to_owned()
+            }
             (true, false) => format!("the API key or token in `authorization: Bearer` {fault}"),
             (true, true) => format!(
                 "the API key or token in `authorization: Bearer` {fault}; `x-api-key` counts only \
@@ -65,4 +68,9 @@ impl Refusal {
         };
         Error::new(kind, message)
     }
+}
+
+/// Whether the header begins with the name of a scheme, as in `Bearer KEY`.
+fn has_scheme(headers: &HeaderMap) -> bool {
+    headers.get(AUTHORIZATION).is_some_and(|value| value.as_bytes().contains(&b' '))
 }

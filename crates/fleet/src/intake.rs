@@ -181,11 +181,14 @@ async fn follow(
     loop {
         let (sink, mut updates) = mpsc::channel(QUEUE_BATCHES);
         let EventSource { events, replay, .. } = intake.source.clone();
-        let subscription = Subscription {
+        let mut subscription = Subscription {
             admits: admits.clone(),
             connected: Some(connected.clone()),
             ..Subscription::new(events, replay)
         };
+        if let Some(tokens) = intake.part.pool.attention_chunk_tokens() {
+            subscription.limits.attention_chunk_tokens = tokens;
+        }
         let replays = subscription.clone();
         let following = subscription.run(sink, CancellationToken::new());
         // Requests to resynchronise that were made earlier are fulfilled by starting here.
@@ -374,7 +377,7 @@ impl Intake {
         }
         let mut blocks = 0;
         while let [event, behind @ ..] = events
-            && blocks + blocks_of(event) <= BLOCKS_PER_LOCK
+            && (blocks == 0 || blocks + blocks_of(event) <= BLOCKS_PER_LOCK)
         {
             // Events without blocks take time as well.
             blocks += blocks_of(event).max(1);
@@ -499,11 +502,17 @@ fn portions(event: &KvEvent) -> Box<dyn Iterator<Item = KvEvent> + Send + '_> {
             let of = |hashes: &[EngineHash]| KvEvent::Dropped { hashes: hashes.to_vec() };
             Box::new(hashes.chunks(BLOCKS_PER_LOCK).map(of))
         }
+        KvEvent::GroupRemoved { group, hashes } => {
+            let of = |hashes: &[EngineHash]| KvEvent::GroupRemoved {
+                group: *group,
+                hashes: hashes.to_vec(),
+            };
+            Box::new(hashes.chunks(BLOCKS_PER_LOCK).map(of))
+        }
         // Blocks of other groups are placed by the others of their event.
-        KvEvent::GroupStored { .. }
-        | KvEvent::GroupRemoved { .. }
-        | KvEvent::TierCleared { .. }
-        | KvEvent::Cleared => Box::new(std::iter::once(event.clone())),
+        KvEvent::GroupStored { .. } | KvEvent::TierCleared { .. } | KvEvent::Cleared => {
+            Box::new(std::iter::once(event.clone()))
+        }
     }
 }
 

@@ -68,6 +68,8 @@ pub struct Pool {
     block_size: watch::Sender<u32>,
     /// Whether the block size is that of the engines, since the configuration has none.
     learns_block_size: bool,
+    /// The chunk of chunked local attention in tokens, as the model's folder says; 0 if it does not.
+    attention_chunk_tokens: AtomicU32,
     /// Written by the tasks that follow workers' events. Prompts are looked up through `reader`.
     index: Mutex<Index>,
     reader: IndexReader,
@@ -111,6 +113,7 @@ impl Pool {
             changing: Mutex::new(()),
             block_size: watch::Sender::new(index.config().block_size),
             learns_block_size: index.config().block_size == 0,
+            attention_chunk_tokens: AtomicU32::new(0),
             reader: index.reader(),
             index: Mutex::new(index),
             speculative_index: SpeculativeIndex::new(SpeculativeIndexConfig::OFF),

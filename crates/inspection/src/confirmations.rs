@@ -91,8 +91,14 @@ fn tokens(worker: &WorkerFacts) -> Option<String> {
 }
 
 fn usage(worker: &WorkerFacts) -> Option<String> {
-    let reports = TrialFact::Served { reports_cached_tokens: true };
-    (worker.trial == reports).then(|| "a prompt is served, and usage has cached tokens".to_owned())
+    let what = match worker.trial {
+        TrialFact::Served { reports_cached_tokens: true } => {
+            "a prompt is served, and usage has cached tokens"
+        }
+        TrialFact::Embedded => "an embedding is computed; the engine generates nothing",
+        _ => return None,
+    };
+    Some(what.to_owned())
 }
 
 fn gate(worker: &WorkerFacts) -> Option<String> {

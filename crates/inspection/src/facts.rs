@@ -304,6 +304,8 @@ pub enum TrialFact {
         /// Whether usage has `prompt_tokens_details.cached_tokens`.
         reports_cached_tokens: bool,
     },
+    /// The engine generates nothing, and has computed an embedding instead.
+    Embedded,
     /// The request was refused or failed; the status and the engine's message.
     Refused {
         /// The status code.

@@ -61,6 +61,8 @@ pub struct Tokenizer {
     native_chat: Option<&'static str>,
     unsupported: Option<&'static str>,
     notes: Vec<String>,
+    /// `attention_chunk_size` of `config.json`.
+    attention_chunk_tokens: Option<u32>,
     fingerprint: u64,
 }
 
@@ -117,6 +119,7 @@ impl Tokenizer {
                     .to_owned(),
             );
         }
+        let attention_chunk_tokens = files.attention_chunk_tokens();
         let file = File::read(&text).map_err(|error| located(error.to_string()))?;
         let plan = Plan::new(&files, &file, engine);
         let text = plan.serialised.as_deref().unwrap_or(&text);
@@ -152,6 +155,7 @@ impl Tokenizer {
             unsupported: plan.unsupported,
             notes,
             fingerprint: fingerprint.0,
+            attention_chunk_tokens,
         })
     }
 
@@ -238,6 +242,12 @@ impl Tokenizer {
     #[must_use]
     pub fn unsupported(&self) -> Option<&'static str> {
         self.unsupported
+    }
+
+    /// The chunk of the model's chunked local attention in tokens; `None` if it has none.
+    #[must_use]
+    pub fn attention_chunk_tokens(&self) -> Option<u32> {
+        self.attention_chunk_tokens
     }
 
     /// Notes about these files for an operator, for the log at start.

@@ -82,7 +82,7 @@ pub(super) fn view(admin: &Admin, served: &ServedModel, worker: &Worker) -> Valu
         "parity": parity.name(),
         "parity_cause": parity.cause_name(),
         "parity_advice": parity.advice(),
-        "kv_routing": worker.tells_blocks() && worker.takes_part_in_kv_routing(),
+        "kv_routing": worker.tells_blocks() && worker.overlap_is_believed(None) && worker.state().takes_work(),
         "overlap_discount": worker.kv.drift.discount(),
         "drift": worker.kv.drift.view(),
         "audit": worker.kv.usage_stats.view(),

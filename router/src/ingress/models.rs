@@ -40,7 +40,8 @@ pub(super) async fn list_models(
     let names = names.filter(|(_, named)| serving.may_serve(named));
     json_reply(match dialect(&headers) {
         Dialect::Messages => {
-            let models: Vec<_> = names.map(|(name, _)| list.describe_to_anthropic(name)).collect();
+            let models: Vec<_> =
+                names.map(|(name, named)| list.describe_to_anthropic(name, named)).collect();
             let id = |model: Option<&Value>| model.map_or(Value::Null, |model| model["id"].clone());
             let (first, last) = (id(models.first()), id(models.last()));
             json!({"data": models, "has_more": false, "first_id": first, "last_id": last})
@@ -77,7 +78,7 @@ pub(super) async fn show_model(
             let error = Error::new(ErrorKind::UnknownModel, message).with_param("model");
             error_in(dialect, error)
         }
-        (Some(_), Dialect::Messages) => json_reply(list.describe_to_anthropic(&id)),
+        (Some(named), Dialect::Messages) => json_reply(list.describe_to_anthropic(&id, named)),
         (Some(named), _) => json_reply(list.describe(&id, named)),
         (None, _) => {
             let known = serving.names.keys().filter(|name| sender.may_use(name));
@@ -111,9 +112,15 @@ impl ModelList<'_> {
         model
     }
 
-    fn describe_to_anthropic(&self, name: &str) -> Value {
+    fn describe_to_anthropic(&self, name: &str, named: &ServedName) -> Value {
         let created = SystemTime::UNIX_EPOCH + Duration::from_secs(self.core.started_unix_s);
         let created = humantime::format_rfc3339_seconds(created).to_string();
-        json!({"type": "model", "id": name, "display_name": name, "created_at": created})
+        let mut model =
+            json!({"type": "model", "id": name, "display_name": name, "created_at": created});
+        let served = &self.serving.models[named.model];
+        if let Some(tokens) = served.pool.least_context_tokens() {
+            model["max_input_tokens"] = tokens.into();
+        }
+        model
     }
 }

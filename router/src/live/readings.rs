@@ -137,7 +137,10 @@ fn read_stages(core: &Core, models: &mut Models) {
     });
     for metric in [&metrics.stage, &metrics.engine_stage] {
         each(metric, models, |model, labels, series| {
-            model.stages.add(labels.get("stage"), series.get_histogram());
+            // The first token of a whole reply comes with the last one.
+            if labels.get("stream") != "false" {
+                model.stages.add(labels.get("stage"), series.get_histogram());
+            }
         });
     }
     each(&metrics.hand_off, models, |model, _, series| {

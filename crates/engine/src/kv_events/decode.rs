@@ -18,7 +18,7 @@
 //!
 //! To read all events again would help with none of them, because the engine would send the same.
 
-use splitrail_kv::{EngineHash, KvEvent, StoredBlock};
+use splitrail_kv::{EngineHash, KvEvent, StoredBlock, Tier};
 
 mod cursor;
 mod error;
@@ -35,6 +35,9 @@ use group::{GroupUse, StoredUse};
 use kind::EventKind;
 use stored::{RemovedEvent, StoredEvent, cleared_tier, readable_hashes};
 
+/// The chunk of Llama 4 (`attention_chunk_size`), the only model with such layers in vLLM.
+const CHUNK_TOKENS: u32 = 8192;
+
 /// Bounds on one payload. Exceeding one is a [`DecodeError`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DecodeLimits {
@@ -49,6 +52,8 @@ pub struct DecodeLimits {
     /// Maximum nesting of values that are skipped; values above [`DecodeLimits::MAX_DEPTH`] count
     /// as that.
     pub max_depth: u8,
+    /// The chunk of chunked local attention in tokens, which no event has.
+    pub attention_chunk_tokens: u32,
 }
 
 impl DecodeLimits {
@@ -65,6 +70,7 @@ impl Default for DecodeLimits {
             max_blocks_per_event: 131_072,
             max_blocks_per_batch: 524_288,
             max_depth: 16,
+            attention_chunk_tokens: CHUNK_TOKENS,
         }
     }
 }
@@ -250,7 +256,11 @@ impl BatchReader<'_> {
                 None => {}
             }
         }
-        if !beside.is_empty() && self.groups.lacks_spine() {
+        let stored = beside.iter().filter_map(|event| match event {
+            KvEvent::GroupStored { group, .. } => Some(group.number),
+            _ => None,
+        });
+        if self.groups.lacks_spine(stored.collect()) {
             let all = OtherGroups::named("no_full_attention");
             skipped.unfollowed_groups = skipped.unfollowed_groups | all;
         }
@@ -308,7 +318,8 @@ impl BatchReader<'_> {
             EventKind::Stored => {
                 let mut stored = StoredEvent::new(max_blocks);
                 fields(cursor, is_map, StoredEvent::key, |key, c| stored.field(key, c))?;
-                let usage = self.groups.learn(stored.said_of_group());
+                let usage =
+                    self.groups.learn(stored.said_of_group(self.limits.attention_chunk_tokens));
                 let named = OtherGroups::of(stored.group, stored.spec_kind);
                 match usage {
                     StoredUse::Spine => {
@@ -348,7 +359,14 @@ impl BatchReader<'_> {
                     return Ok(None);
                 }
                 self.blocks_left -= removed.block_count();
-                removed.into_event(kind, usage, &start)?
+                let is_of_all = removed.group.is_none() && self.groups.are_several();
+                match removed.into_event(kind, usage, &start)? {
+                    // Any of the groups may have lost them.
+                    Some(KvEvent::Removed { hashes, tier: Tier::Device }) if is_of_all => {
+                        Some(KvEvent::Dropped { hashes })
+                    }
+                    event => event,
+                }
             }
             EventKind::TierCleared => return cleared_tier(cursor, is_map).map(Some),
             EventKind::Cleared => {

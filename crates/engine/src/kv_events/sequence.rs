@@ -181,6 +181,13 @@ impl Sequencer {
 
     /// A live batch arrived.
     pub(super) fn live(&mut self, batch: NumberedBatch, out: &mut Vec<Action>) {
+        let is_copy = |last: Anchor| {
+            last.sequence == batch.sequence && last.fingerprint == fingerprint(&batch.payload)
+        };
+        let repeats = self.last_live == Some(batch.sequence);
+        if repeats && matches!(self.phase, Phase::Live) && self.last.is_some_and(is_copy) {
+            return;
+        }
         let restarted = self.last_live.is_some_and(|last| batch.sequence <= last);
         self.last_live = Some(batch.sequence);
         match self.phase {
@@ -290,7 +297,13 @@ impl Sequencer {
     fn restart(&mut self, out: &mut Vec<Action>) {
         self.checking = false;
         self.reset(ResetReason::EngineRestarted, out);
-        self.begin_replay(out);
+        if self.synced {
+            // The live connection may still be to the process before, which hangs.
+            self.disconnected();
+            out.push(Action::Reconnect);
+        } else {
+            self.begin_replay(out);
+        }
     }
 
     /// Continues with live batches, first those in the buffer.

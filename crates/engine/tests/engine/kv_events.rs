@@ -504,6 +504,7 @@ fn every_limit_holds() {
         max_blocks_per_event: 2,
         max_blocks_per_batch: 4,
         max_depth: 0,
+        ..DecodeLimits::default()
     };
     assert!(decode_batch(&payload, &fits).is_ok());
     let too_many = |limits, limit| {

@@ -1,5 +1,7 @@
 //! The block size of a pool: that of the configuration, or that of its engines.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use super::Pool;
 use crate::resync::ResyncRequest;
 use crate::roster::Roster;
@@ -24,6 +26,16 @@ impl Pool {
         let mut sizes = self.block_size.subscribe();
         // The sender is part of `self` and outlives the wait, so that this cannot fail.
         let _changed = sizes.wait_for(|now| *now != tokens).await;
+    }
+
+    /// Sets the chunk of chunked local attention in tokens.
+    pub fn set_attention_chunk_tokens(&self, tokens: Option<u32>) {
+        self.attention_chunk_tokens.store(tokens.unwrap_or(0), Relaxed);
+    }
+
+    /// The chunk of chunked local attention in tokens, if the model's folder says it.
+    pub fn attention_chunk_tokens(&self) -> Option<u32> {
+        Some(self.attention_chunk_tokens.load(Relaxed)).filter(|tokens| *tokens > 0)
     }
 
     /// Whether the block size is that of the engines, since the configuration has none.

@@ -50,15 +50,19 @@ pub(crate) fn not_longer(
     roster.iter().filter(|worker| is_new(worker)).map(|worker| exclusion(worker)).collect()
 }
 
-/// Whether an engine has refused a prompt as too long for it, and another worker has a longer context.
+/// Whether an engine has refused a prompt as too long for it, and another worker has a longer context, or
+/// has not told its own yet.
 pub(crate) fn fits_elsewhere(served: &ServedModel, refusing: &Worker, error: &Error) -> bool {
     let takes = |worker: &Worker| worker.is_up() && is_longer(worker, refusing);
     error.is_too_long() && served.pool.roster().iter().any(|worker| takes(worker))
 }
 
 fn is_longer(worker: &Worker, than: &Worker) -> bool {
-    let contexts = worker.engine.facts.context_tokens().zip(than.engine.facts.context_tokens());
-    contexts.is_some_and(|(own, refusing)| own > refusing)
+    match (worker.engine.facts.context_tokens(), than.engine.facts.context_tokens()) {
+        (Some(own), Some(refusing)) => own > refusing,
+        (None, Some(_)) => worker.is_up(),
+        (_, None) => false,
+    }
 }
 
 fn exclusion(worker: &Worker) -> Exclusion {

@@ -24,6 +24,7 @@ pub(super) fn check(found: &mut Findings<'_>, worker: &WorkerFacts) {
             let what = "the engine's usage has no `prompt_tokens_details.cached_tokens`";
             found.add(FindingKind::DetailsOff, what.to_owned());
         }
+        TrialFact::Embedded => {}
         TrialFact::Refused { status, message } => {
             let what =
                 format!("the engine does not serve a small prompt: status {status}: {message}");

@@ -15,6 +15,8 @@ use splitrail_prompt::compare::SAMPLE;
 use super::{Asker, FIRST_RANK, no_reply, question_id};
 use crate::facts::{StagedFact, TrialFact};
 
+/// Where engines that generate nothing serve a small prompt.
+const EMBEDDINGS_PATH: &str = "/v1/embeddings";
 /// Number of KV blocks that the prompt fills at least.
 const BLOCKS: usize = 2;
 /// The block size that is assumed of an engine that does not say its own.
@@ -94,9 +96,16 @@ pub(crate) fn text(block_size: Option<u32>, context_tokens: Option<u32>) -> Stri
 pub(crate) async fn serve(asker: &Asker<'_>, model: &str, text: &str) -> TrialFact {
     let body = Trial::Usage.body_of(model, text);
     match asker.complete(body, &question_id(), FIRST_RANK).await {
+        Ok(reply) if reply.status == 404 && embeds(asker, model).await => TrialFact::Embedded,
         Ok(reply) => served(asker, &reply),
         Err(why) => TrialFact::NoReply(no_reply(&why)),
     }
+}
+
+/// Whether the engine computes embeddings.
+async fn embeds(asker: &Asker<'_>, model: &str) -> bool {
+    let body = serde_json::json!({"model": model, "input": "a"}).to_string();
+    asker.post(EMBEDDINGS_PATH, body).await.is_ok_and(|reply| reply.status == 200)
 }
 
 /// Lets a prefill engine serve the text as the prefill leg of a hand-off.

@@ -50,6 +50,7 @@ impl Index {
                 };
                 self.note_adapter(worker, adapter.as_ref(), blocks);
                 applied += self.join(worker, observer);
+                self.place_late(worker, blocks);
                 applied
             }
             KvEvent::Removed { hashes, tier } => {

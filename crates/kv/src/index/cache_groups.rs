@@ -100,6 +100,19 @@ impl CacheGroups {
         left_out
     }
 
+    /// Places blocks that groups have stored before the spine has: engines may send the events of each
+    /// group apart.
+    pub(super) fn spine_stored(
+        &mut self,
+        hashes: impl Iterator<Item = EngineHash> + Clone,
+        spine: &impl Spine,
+    ) {
+        for class in self.classes.iter_mut().filter(|class| class.lacks_places()) {
+            hashes.clone().for_each(|hash| class.place_late(hash, spine, &mut self.changed));
+        }
+        self.show();
+    }
+
     /// Removes one copy of each block from a group; returns how many there were.
     pub(super) fn remove(&mut self, group: u32, hashes: &[EngineHash]) -> usize {
         let Some(class) = self.groups.get(&group) else { return 0 };

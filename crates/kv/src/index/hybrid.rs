@@ -6,7 +6,7 @@ use super::cache_groups::{CacheGroups, GroupBlocks, Spine, SpineBlock};
 use super::forest::Forest;
 use super::names::Names;
 use super::{AppliedBlocks, Index, WorkerKey};
-use crate::event::EngineHash;
+use crate::event::{EngineHash, StoredBlock};
 use crate::hash::BlockHash;
 
 /// The spine of a worker, which has no blocks if the worker is not known.
@@ -55,6 +55,15 @@ impl Index {
         });
         let stored = event.hashes.len() - over_limit;
         AppliedBlocks { stored, over_limit, ..AppliedBlocks::default() }
+    }
+
+    /// Places blocks that other groups of the worker have stored before the spine has.
+    pub(super) fn place_late(&mut self, worker: WorkerKey, blocks: &[StoredBlock]) {
+        if let Some(groups) = self.hybrids.get_mut(&worker) {
+            let names = self.workers.get(&worker).map(|known| &known.names);
+            let spine = WorkerSpine { names, forest: &self.forest };
+            groups.spine_stored(blocks.iter().map(|block| block.hash), &spine);
+        }
     }
 
     /// Removes one copy of each block from a cache group other than the spine.

@@ -41,6 +41,18 @@ pub(super) struct Files {
     pub(super) notes: Vec<String>,
 }
 
+impl Files {
+    /// The chunk of the model's chunked local attention in tokens.
+    pub(super) fn attention_chunk_tokens(&self) -> Option<u32> {
+        let model = self.model.as_ref()?;
+        // Models that read images have the language model's configuration in a part of their own.
+        let text = model.get("text_config").and_then(Value::as_object);
+        let chunk = |config: &Map<String, Value>| config.get("attention_chunk_size")?.as_u64();
+        let chunk = text.and_then(chunk).or_else(|| chunk(model))?;
+        u32::try_from(chunk).ok().filter(|tokens| *tokens > 0)
+    }
+}
+
 /// Reads a model folder, or the folder around a `tokenizer.json`.
 pub(super) fn read(path: &Path) -> Result<Files, LoadError> {
     let tokenizer_path =

@@ -69,7 +69,7 @@ const stream = new Stream({ path: "/admin/live", onSnapshot, onState });
 const why = new Why({ form: find("why-form"), input: find("why-id"), output: find("why"), getKey: () => stream.key });
 const decisions = new Decisions(find("decisions"), (id) => {
   why.explain(id);
-  find("why-title").scrollIntoView({ block: "nearest" });
+  find("why-title").scrollIntoView({ block: "start" });
 });
 
 new Playground({

@@ -1,15 +1,11 @@
 //! Tells the KV cache groups of a hybrid model apart: the spine, those that are followed beside it,
 //! and those that are not.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::BitOr;
 
 use splitrail_kv::{CacheGroup, GroupRule};
-
-/// The chunk of chunked local attention, which no event has: that of Llama 4
-/// (`attention_chunk_size`), the only model with such layers in vLLM.
-const CHUNK_TOKENS: u32 = 8192;
 
 /// Maximum number of cache groups in a stream's events. Groups with a higher number are not followed.
 const MAX_GROUPS: u32 = 256;
@@ -21,6 +17,8 @@ pub struct KnownGroups {
     groups: BTreeMap<u32, KnownGroup>,
     /// Whether blocks were stored without a group.
     is_ungrouped: bool,
+    /// The groups of which an earlier batch has stored blocks, as long as the spine is not known.
+    before_spine: BTreeSet<u32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +46,8 @@ pub(super) struct SaidOfGroup<'a> {
     pub(super) kind: Option<&'a str>,
     /// The sliding window in tokens.
     pub(super) window: Option<u32>,
+    /// The chunk of chunked local attention in tokens.
+    pub(super) chunk: u32,
     pub(super) block_size: u32,
 }
 
@@ -68,7 +68,7 @@ impl KnownGroups {
     /// prompt. If no event has given the kind of a group, the first group is the spine: the engine
     /// has only one, or does not say which of them is full attention.
     pub(super) fn learn(&mut self, said: SaidOfGroup<'_>) -> StoredUse {
-        let rule = said.kind.map(|kind| rule_of(kind, said.window));
+        let rule = said.kind.map(|kind| rule_of(kind, &said));
         let Some(number) = said.number else {
             let is_spine = matches!(rule, None | Some(Some(GroupRule::Prefix)));
             self.is_ungrouped |= is_spine;
@@ -108,21 +108,34 @@ impl KnownGroups {
         self.groups.get(&group).map_or(unknown, |known| known.usage)
     }
 
-    /// Whether groups are known, and none of them is full attention.
-    pub(super) fn lacks_spine(&self) -> bool {
+    /// Whether there is no full attention: two batches have stored blocks of one of the groups, which are
+    /// those of this batch, and none has stored blocks of full attention. An engine may send the events of
+    /// each group in a batch of its own.
+    pub(super) fn lacks_spine(&mut self, groups: BTreeSet<u32>) -> bool {
         let is_spine = |known: &KnownGroup| known.usage == GroupUse::Spine;
-        !self.is_ungrouped && !self.groups.is_empty() && !self.groups.values().any(is_spine)
+        if self.is_ungrouped || self.groups.values().any(is_spine) {
+            self.before_spine.clear();
+            return false;
+        }
+        let is_again = !groups.is_disjoint(&self.before_spine);
+        self.before_spine.extend(groups);
+        is_again
+    }
+
+    /// Whether blocks of groups beside the spine are followed.
+    pub(super) fn are_several(&self) -> bool {
+        self.groups.values().any(|known| matches!(known.usage, GroupUse::Beside(_)))
     }
 }
 
 /// The rule of a kind of group; `None` if the group cannot be followed.
-fn rule_of(kind: &str, window: Option<u32>) -> Option<GroupRule> {
+fn rule_of(kind: &str, said: &SaidOfGroup<'_>) -> Option<GroupRule> {
     match kind {
         "full_attention" | "mla_attention" | "sink_full_attention" => Some(GroupRule::Prefix),
         "sliding_window" | "sliding_window_mla" => {
-            window.map(|tokens| GroupRule::Window { tokens })
+            said.window.map(|tokens| GroupRule::Window { tokens })
         }
-        "chunked_local_attention" => Some(GroupRule::Chunk { tokens: CHUNK_TOKENS }),
+        "chunked_local_attention" => Some(GroupRule::Chunk { tokens: said.chunk }),
         "mamba" => Some(GroupRule::State),
         _ => None,
     }

@@ -115,11 +115,12 @@ impl<'a> StoredEvent<'a> {
     }
 
     /// What the event says of its cache group.
-    pub(super) fn said_of_group(&self) -> SaidOfGroup<'a> {
+    pub(super) fn said_of_group(&self, chunk: u32) -> SaidOfGroup<'a> {
         SaidOfGroup {
             number: self.group,
             kind: self.spec_kind,
             window: self.window,
+            chunk,
             block_size: self.block_size.unwrap_or(0),
         }
     }

@@ -36,6 +36,8 @@ pub(super) struct Class {
     nodes: BTreeMap<NodeKey, Node>,
     /// Each node and one that follows it.
     followers: BTreeSet<(NodeKey, NodeKey)>,
+    /// Whether names may be without a place, because the spine had not stored their blocks yet.
+    lacks_places: bool,
 }
 
 /// The name of a block's place: the chained hash if the spine has one there, else the engine's.
@@ -104,6 +106,7 @@ impl Class {
             names: BTreeMap::new(),
             nodes: BTreeMap::new(),
             followers: BTreeSet::new(),
+            lacks_places: false,
         }
     }
 
@@ -124,11 +127,17 @@ impl Class {
         self.names.clear();
         self.nodes.clear();
         self.followers.clear();
+        self.lacks_places = false;
     }
 
     /// Number of names, once for each group.
     pub(super) fn len(&self) -> usize {
         self.names.len() * self.groups.len()
+    }
+
+    /// Whether names may be without a place, because the spine had not stored their blocks yet.
+    pub(super) fn lacks_places(&self) -> bool {
+        self.lacks_places
     }
 
     /// Of whose multiples, in blocks of the spine, each depth can be resumed although nothing is held
@@ -192,24 +201,50 @@ impl Class {
         name.copies[group] = name.copies[group].saturating_add(1);
         let is_held = name.is_held();
         let is_new = name.node.is_none();
-        let Some(key) = name.node.or(place.map(|place| place.key)) else { return };
+        let Some(key) = name.node.or(place.map(|place| place.key)) else {
+            self.lacks_places = true;
+            return;
+        };
         name.node = Some(key);
-        let is_first = !self.nodes.contains_key(&key);
+        place.into_iter().for_each(|place| self.put(place));
         let node = self.nodes.entry(key).or_default();
         node.names += u32::from(is_new);
         node.held += u32::from(is_held && !was_counted);
-        if let Some(place) = place {
-            if is_first {
-                node.length = place.length;
-            }
-            node.end = node.end.or(place.end);
-            // An event need not name the block before its first.
-            if node.before.is_none() {
-                node.before = place.before;
-                self.followers.extend(place.before.map(|before| (before, key)));
-            }
-        }
         self.count_runs(key, changed);
+    }
+
+    /// Finds the place of a block that was stored before the spine stored it.
+    pub(super) fn place_late(
+        &mut self,
+        hash: EngineHash,
+        spine: &impl Spine,
+        changed: &mut Vec<SpineBlock>,
+    ) {
+        let Scale::Multiple(blocks) = self.scale else { return };
+        let name = self.names.get_mut(&hash).filter(|name| name.node.is_none());
+        let Some(name) = name.filter(|_| self.lacks_places) else { return };
+        let Some(place) = place_on_spine(hash, blocks, spine) else { return };
+        name.node = Some(place.key);
+        let is_held = name.is_held();
+        self.put(place);
+        let node = self.nodes.entry(place.key).or_default();
+        node.names += 1;
+        node.held += u32::from(is_held);
+        self.count_runs(place.key, changed);
+    }
+
+    /// Adds what a place says of its node.
+    fn put(&mut self, place: Place) {
+        let node = self.nodes.entry(place.key).or_default();
+        if node.names == 0 {
+            node.length = place.length;
+        }
+        node.end = node.end.or(place.end);
+        // An event need not name the block before its first.
+        if node.before.is_none() {
+            node.before = place.before;
+            self.followers.extend(place.before.map(|before| (before, place.key)));
+        }
     }
 
     /// Removes one copy of a block from a group; returns whether there was one.
