@@ -215,7 +215,7 @@ pub struct Model {
     /// have](fleet.md#adapters).
     #[serde(default)]
     pub adapters: Vec<String>,
-    /// Tokens per KV block of the engines; `auto` asks an engine.
+    /// Tokens per KV block of the engines.
     #[serde(default)]
     pub block_size: BlockSize,
     /// [How prompts become tokens](configuration.md#tokenizers): a folder, an id in the Hugging
@@ -232,8 +232,8 @@ pub struct Model {
     /// Further flows for the header `x-splitrail-flow`.
     #[serde(default)]
     pub request_flows: Vec<RequestFlow>,
-    /// The cache hit threshold of requests that set none. `auto` learns it. Default: 0.8 with
-    /// `decode_first`; the flow `auto` compares both ways.
+    /// The cache hit threshold of requests that set none. Default: 0.8 with `decode_first`; the
+    /// flow `auto` compares both ways.
     #[serde(default)]
     pub cache_hit_threshold: Option<HitThreshold>,
     /// The check of the cache hit threshold.

@@ -23,7 +23,6 @@ mod prewarm;
 mod queue;
 mod quotas;
 mod read_back;
-mod tiers;
 mod tokenizer;
 mod tracing;
 mod workers;
@@ -83,7 +82,6 @@ pub(super) fn check(
         lease(model, &path, report);
         read_back::check(root, model, &path, report);
         queue::check(model, &path, report);
-        tiers::check(model, &path, report);
         tokenizer::check(model, &path, base_dir, report);
         secret(model, &path, base_dir, report);
         engine_tls::check(model, &path, base_dir, report);

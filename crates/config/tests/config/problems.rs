@@ -28,7 +28,7 @@ x.yaml:4:3: `limits` has an unknown key `in_flight`
   hint: did you mean `in_flight_max`?
 x.yaml:8:11: `models[0].flow` cannot be \"agregated\"
   hint: did you mean `aggregated`? one of: aggregated, prefill_first, decode_first, auto
-x.yaml:9:17: `models[0].block_size` must be a whole number, or `auto`, not the text \"16\"
+x.yaml:9:17: `models[0].block_size` must be `auto`, or a whole number, not the text \"16\"
   hint: write 16 without quotes"
     );
     assert_eq!(problems.count(), 5);
@@ -97,7 +97,7 @@ fn values_of_the_wrong_type_range_or_form_say_what_is_right() {
     let cases = [
         ("block_size: 16", "block_size: 0", (14, 17), "cannot be 0 -> from 1 to 65536"),
         ("block_size: 16", "block_size: 1e1", (14, 17), "without a fraction or exponent"),
-        ("block_size: 16", "block_size: Auto", (14, 17), "a whole number, or `auto`"),
+        ("block_size: 16", "block_size: Auto", (14, 17), "`auto`, or a whole number"),
         ("hash_seed: 7", "hash_seed: 1_000", (5, 12), "write 1000 without underscores"),
         ("hash_seed: 7", "hash_seed: 18446744073709551616", (5, 12), "18446744073709551615"),
         ("prefill: 3", "prefill: 11", (22, 25), "from 0 to 10"),

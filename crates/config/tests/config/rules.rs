@@ -473,25 +473,6 @@ fn limits_leave_time_and_room() {
 }
 
 #[test]
-fn a_slower_tier_is_not_cheaper_than_a_faster_one() {
-    let warnings = |from: &str, to: &str| -> Vec<String> {
-        let told = parse(&valid_but(from, to)).unwrap().warnings;
-        told.iter().map(ToString::to_string).filter(|told| told.contains("slower tier")).collect()
-    };
-    let costs =
-        |costs: &str| warnings("name: small", &format!("name: small\n    costs: {{ {costs} }}"));
-    assert_eq!(costs("host_gb_per_second: 20, disk_gb_per_second: 3"), [""; 0]);
-    assert_eq!(costs("host_gb_per_second: 2"), [""; 0], "the default of another key");
-    let told = costs("host_gb_per_second: 2, disk_gb_per_second: 3");
-    assert_eq!(told.len(), 1, "{told:?}");
-    assert!(told[0].contains("`models[1].costs.disk_gb_per_second`"), "{told:?}");
-    let told =
-        warnings("temperature: 0.1", "temperature: 0.1, load_weights: { host: 0.5, disk: 0.2 }");
-    assert_eq!(told.len(), 1, "{told:?}");
-    assert!(told[0].contains("`models[0].policy.load_weights.disk`"), "{told:?}");
-}
-
-#[test]
 fn read_back_has_what_it_needs() {
     let with = |keys: &str| {
         let keys = format!("flow: prefill_first\n    {keys}");
