@@ -28,7 +28,8 @@ mod tracing;
 mod workers;
 
 use super::model::{
-    Connector, Flow, Listen, Listener, Policy, Secret, SpeculativeIndexConfig, TokenizerConfig,
+    Connector, Flow, Listen, Listener, Network, Policy, Secret, SpeculativeIndexConfig,
+    TokenizerConfig,
 };
 use super::scalar::parse_duration;
 use super::short_forms::WorkerPlace;
@@ -197,6 +198,17 @@ fn streams(root: &Node, report: &mut ProblemReport) {
     if duration.is_some_and(|duration| duration.as_millis() < 10) {
         let message = "`streams.keep_alive` is less than 10 ms".to_owned();
         report.error(node.at, message, "give it time, or switch it off with `none`");
+    }
+}
+
+/// Reports the items of a list that are not IP networks.
+fn networks(list: &Node, path: &str, report: &mut ProblemReport) {
+    for (index, node) in list.items().iter().enumerate() {
+        let Some(text) = node.text().filter(|text| text.parse::<Network>().is_err()) else {
+            continue;
+        };
+        let message = format!("`{path}[{index}]` \"{}\" is not an IP network", shown(text));
+        report.error(node.at, message, "an address, or `10.0.0.0/8`");
     }
 }
 

@@ -4,7 +4,7 @@ mod reloaded;
 mod validity;
 
 use std::fmt::{self, Display};
-use std::io::Read;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{NoServerSessionStorage, VerifierBuilderError, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
-use splitrail_settings::process::open_regular;
+use splitrail_settings::process::read_bounded;
 
 use super::model::{ClientCertificates, FleetTls, ListenerTls};
 
@@ -180,14 +180,10 @@ fn roots(key: &'static str, pem: &[u8]) -> Result<RootCertStore, TlsFileError> {
 }
 
 pub(crate) fn read(key: &'static str, path: &Path) -> Result<Vec<u8>, TlsFileError> {
-    let mut bytes = Vec::new();
-    open_regular(path)
-        .and_then(|file| file.take(PEM_MAX_BYTES + 1).read_to_end(&mut bytes))
-        .map_err(|error| TlsFileError { key, why: format!("cannot be read: {error}") })?;
-    if bytes.len() as u64 > PEM_MAX_BYTES {
-        return Err(TlsFileError { key, why: "is too large".to_owned() });
-    }
-    Ok(bytes)
+    read_bounded(path, PEM_MAX_BYTES).map_err(|error| match error.kind() {
+        io::ErrorKind::FileTooLarge => TlsFileError { key, why: "is too large".to_owned() },
+        _ => TlsFileError { key, why: format!("cannot be read: {error}") },
+    })
 }
 
 pub(crate) fn certificates(

@@ -39,7 +39,7 @@ pub fn parse_http(text: &str) -> Result<String, BadEndpoint> {
 /// `127.0.0.1` also for `localhost`, `[::1]`, and the unspecified addresses, which lead there.
 pub fn with_one_loopback(authority: &str) -> Cow<'_, str> {
     match authority.rsplit_once(':') {
-        Some((host, port)) if host != "127.0.0.1" && is_loopback(host) => {
+        Some((host, port)) if host != "127.0.0.1" && is_usual_loopback(host) => {
             Cow::Owned(format!("127.0.0.1:{port}"))
         }
         _ => Cow::Borrowed(authority),
@@ -53,7 +53,15 @@ pub fn leads_to(authority: &str, bound: SocketAddr) -> bool {
     let address = address_of(host);
     let is_bound = address.is_some_and(|address| address == bound.ip().to_canonical());
     let is_any = bound.ip().is_unspecified() || bound.ip().is_loopback();
-    port.parse() == Ok(bound.port()) && (is_bound || is_any && is_loopback(host))
+    port.parse() == Ok(bound.port()) && (is_bound || is_any && is_usual_loopback(host))
+}
+
+/// Whether `HOST:PORT`, or a host alone, is of this host by its usual name or a loopback address.
+pub fn is_loopback(authority: &str) -> bool {
+    let with_port = authority.rsplit_once(':').filter(|(_, port)| !port.ends_with(']'));
+    let host = with_port.map_or(authority, |(host, _)| host);
+    host.eq_ignore_ascii_case("localhost")
+        || address_of(host).is_some_and(|address| address.is_loopback())
 }
 
 fn address_of(host: &str) -> Option<IpAddr> {
@@ -62,7 +70,7 @@ fn address_of(host: &str) -> Option<IpAddr> {
 }
 
 /// Whether a host is one of the names of this host's usual loopback address.
-fn is_loopback(host: &str) -> bool {
+fn is_usual_loopback(host: &str) -> bool {
     const LOOPBACK: [IpAddr; 2] =
         [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
     host.eq_ignore_ascii_case("localhost")
@@ -155,6 +163,18 @@ mod tests {
         }
         assert!(leads_to("10.0.0.1:8000", "10.0.0.1:8000".parse().unwrap()));
         assert!(leads_to("[::ffff:10.0.0.1]:8000", "10.0.0.1:8000".parse().unwrap()));
+    }
+
+    #[test]
+    fn every_loopback_address_is_of_this_host() {
+        for text in
+            ["localhost", "Localhost:1", "127.0.0.1:4222", "127.0.0.2:1", "[::1]:1", "[::1]"]
+        {
+            assert!(is_loopback(text), "{text}");
+        }
+        for text in ["10.0.0.1:4222", "nats.svc:4222", "0.0.0.0:1", "[::2]", ""] {
+            assert!(!is_loopback(text), "{text}");
+        }
     }
 
     #[test]

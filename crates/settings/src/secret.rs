@@ -2,14 +2,14 @@
 
 use std::fmt;
 use std::hint::black_box;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use http::HeaderValue;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::process::open_regular;
+use crate::process::read_bounded;
 
 /// Maximum size of a secret in bytes; larger files are refused.
 const SECRET_MAX_BYTES: u64 = 64 << 10;
@@ -155,13 +155,11 @@ impl Secret {
             }
             Self::Env { name } => std::env::var(name).map_err(|_| SecretError::Env),
             Self::File { path } => {
-                let mut bytes = Vec::new();
-                open_regular(path)
-                    .and_then(|file| file.take(SECRET_MAX_BYTES + 1).read_to_end(&mut bytes))
-                    .map_err(SecretError::File)?;
-                if bytes.len() as u64 > SECRET_MAX_BYTES {
-                    return Err(SecretError::TooLarge);
-                }
+                let bytes =
+                    read_bounded(path, SECRET_MAX_BYTES).map_err(|error| match error.kind() {
+                        io::ErrorKind::FileTooLarge => SecretError::TooLarge,
+                        _ => SecretError::File(error),
+                    })?;
                 String::from_utf8(bytes).map_err(|_| SecretError::Characters)
             }
         }

@@ -1,7 +1,7 @@
 //! Rules that the schema cannot express: formats of addresses, relations between keys, and files
 //! and variables outside of the configuration.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -91,12 +91,7 @@ fn routers(root: &Node, report: &mut ProblemReport) {
             Ok(address) => seen.push(address),
         }
     }
-    let is_elsewhere = |text: &String| {
-        let host: Option<http::uri::Authority> = text.trim_start_matches("http://").parse().ok();
-        let host = host.map(|authority| authority.host().to_owned()).unwrap_or_default();
-        let bare = host.trim_start_matches('[').trim_end_matches(']');
-        host != "localhost" && !bare.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
-    };
+    let is_elsewhere = |text: &String| !endpoint::is_loopback(text.trim_start_matches("http://"));
     if let Some(token) = root.get("token").filter(|_| root.get("tls").is_none())
         && seen.iter().any(is_elsewhere)
     {

@@ -1,9 +1,8 @@
 //! The URL from which the keys of an issuer are fetched.
 
-use std::net::IpAddr;
-
 use http::Uri;
 use http::uri::Scheme;
+use splitrail_settings::endpoint::is_loopback;
 
 /// An `https://` URL, or an `http://` URL of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,15 +65,10 @@ impl JwksUrl {
             false => authority.port_u16().filter(|port| *port > 0),
         };
         let port = port.filter(|_| !host.is_empty()).ok_or(BadJwksUrl::NotAUrl)?;
-        if !is_tls && !is_this_machine(&host) {
+        if !is_tls && !is_loopback(authority.as_str()) {
             return Err(BadJwksUrl::Plain);
         }
         let target = uri.path_and_query().map_or("/", |target| target.as_str()).to_owned();
         Ok(Self { is_tls, host, port, authority: authority.as_str().to_owned(), target })
     }
-}
-
-fn is_this_machine(host: &str) -> bool {
-    let ip = host.parse::<IpAddr>();
-    ip.map_or(host.eq_ignore_ascii_case("localhost"), |ip| ip.is_loopback())
 }

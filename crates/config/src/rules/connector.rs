@@ -1,13 +1,12 @@
 //! Rules about hand-offs: what a connector needs, and which settings have no effect with it.
 
-use crate::model::{Connector, Engine, Flow, Network, OnNoPrefill, RequestFlow, Role};
+use crate::model::{Connector, Engine, Flow, OnNoPrefill, RequestFlow, Role};
 use crate::short_forms::WorkerPlace;
 use crate::value::{typed, typed_or};
 use splitrail_engine::EngineKind;
 use splitrail_settings::endpoint::{self, BadEndpoint};
 use splitrail_settings::problem::ProblemReport;
 use splitrail_settings::tree::Node;
-use splitrail_settings::words::shown;
 
 /// Reports every violation of a rule about the connector of `model`.
 pub(super) fn check(model: &Node, path: &str, places: &[WorkerPlace], report: &mut ProblemReport) {
@@ -98,16 +97,7 @@ pub(super) fn worker(
 
 fn networks(model: &Node, path: &str, connector: Connector, report: &mut ProblemReport) {
     let Some(list) = model.get("hand_off_networks") else { return };
-    for (index, node) in list.items().iter().enumerate() {
-        let Some(text) = node.text() else { continue };
-        if text.parse::<Network>().is_err() {
-            let message = format!(
-                "`{path}.hand_off_networks[{index}]` \"{}\" is not an IP network",
-                shown(text)
-            );
-            report.error(node.at, message, "an address, or `10.0.0.0/8`");
-        }
-    }
+    super::networks(list, &format!("{path}.hand_off_networks"), report);
     if !connector.names_hosts() && !list.items().is_empty() {
         let message = format!(
             "`{path}.hand_off_networks` is of no use without `connector: nixl` or `nixl_push`"

@@ -4,9 +4,11 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::model::{ClientCertificates, ClientWorkers, FleetConfig, FleetTls, Network, Secret};
+use super::listener_tls::Section;
+use super::networks;
+use crate::model::{ClientWorkers, FleetConfig, FleetTls, Secret};
 use crate::scalar::parse_duration;
-use crate::tls::{Protocols, ServerTerms, TlsFiles, TlsPaths};
+use crate::tls::{Protocols, TlsPaths};
 use crate::value::typed;
 use splitrail_settings::problem::{Place, ProblemReport};
 use splitrail_settings::tree::{Node, Value};
@@ -24,7 +26,9 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut ProblemReport) {
         None => open_models(root, report),
     }
     let Some(section) = section else { return };
-    networks(section, report);
+    if let Some(list) = section.get("networks") {
+        networks(list, "fleet.networks", report);
+    }
     durations(section, report);
     tokens(section, base_dir, report);
     token_models(root, section, report);
@@ -110,18 +114,6 @@ fn open_models(root: &Node, report: &mut ProblemReport) {
             let message =
                 format!("`models[{index}]` {does}, which have no fleet listener to attach to");
             report.warn(node.at, message, "add `listen.fleet: IP:PORT`");
-        }
-    }
-}
-
-fn networks(section: &Node, report: &mut ProblemReport) {
-    let list = section.get("networks").map(Node::items).unwrap_or_default();
-    for (index, node) in list.iter().enumerate() {
-        let Some(text) = node.text() else { continue };
-        if text.parse::<Network>().is_err() {
-            let shown = shown(text);
-            let message = format!("`fleet.networks[{index}]` \"{shown}\" is not an IP network");
-            report.error(node.at, message, "an address, or `10.0.0.0/8`");
         }
     }
 }
@@ -253,23 +245,12 @@ fn token(found: Option<((String, &Node), Secret)>, base_dir: &Path, report: &mut
 
 fn tls(section: &Node, base_dir: &Path, report: &mut ProblemReport) {
     let Some(node) = section.get("tls") else { return };
-    let Some(Some(mut tls)) = typed::<Option<FleetTls>>(section, "tls") else { return };
-    for path in [&mut tls.cert, &mut tls.key].into_iter().chain(&mut tls.client_ca) {
-        *path = base_dir.join(&*path);
-    }
+    let Some(Some(tls)) = typed::<Option<FleetTls>>(section, "tls") else { return };
     if tls.client_workers == ClientWorkers::DnsNames && tls.client_ca.is_none() {
         let at = node.get("client_workers").unwrap_or(node).at;
         let message = "`fleet.tls.client_workers` needs certificates of shims".to_owned();
         report.error(at, message, "add `fleet.tls.client_ca`");
     }
-    let terms = ServerTerms {
-        protocols: Protocols::Http2,
-        client_certificates: ClientCertificates::Required,
-    };
-    let files = TlsFiles::read(&TlsPaths::from(&tls));
-    if let Err(error) = files.and_then(|files| files.server_config(terms)) {
-        let at = node.get(error.key).unwrap_or(node).at;
-        let hint = "a PEM file; relative paths start at the configuration's folder";
-        report.error(at, format!("`fleet.tls.{}` {}", error.key, error.why), hint);
-    }
+    let section = Section { path: "fleet.tls", node, base_dir };
+    section.files(TlsPaths::from(&tls), Protocols::Http2, report);
 }

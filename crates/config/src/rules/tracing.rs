@@ -1,12 +1,11 @@
 //! Rules about traces.
 
-use std::net::IpAddr;
 use std::path::Path;
 
 use crate::model::{OtlpConfig, OtlpProtocol, OtlpTarget, TracingConfig};
 use crate::tls::authorities;
 use crate::value::typed;
-use splitrail_settings::endpoint::BadEndpoint;
+use splitrail_settings::endpoint::{BadEndpoint, is_loopback};
 use splitrail_settings::problem::ProblemReport;
 use splitrail_settings::tree::{Node, Value};
 
@@ -70,17 +69,11 @@ fn endpoint(section: &Node, otlp: &OtlpConfig, report: &mut ProblemReport) -> Op
             format!("write `{fix}` if the collector expects OTLP/{name} there"),
         );
     }
-    if !otlp.headers.is_empty() && !target.uses_tls() && !is_loopback(&target) {
+    if !otlp.headers.is_empty() && !target.uses_tls() && !is_loopback(target.authority()) {
         let message = "`tracing.otlp.headers` are sent without TLS".to_owned();
         report.warn(at, message, "write `https://HOST:PORT`, so that nobody can read them");
     }
     Some(target)
-}
-
-fn is_loopback(target: &OtlpTarget) -> bool {
-    let host = target.authority().rsplit_once(':').map_or("", |(host, _)| host);
-    let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
-    host == "localhost" || address.is_ok_and(|address| address.is_loopback())
 }
 
 fn headers(section: &Node, otlp: &OtlpConfig, report: &mut ProblemReport) {
