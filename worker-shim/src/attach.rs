@@ -6,7 +6,6 @@
 //! it missed from the ring of recent changes, or a snapshot if the ring does not reach back
 //! far enough.
 
-mod address;
 mod call;
 mod claims;
 mod link;
@@ -23,24 +22,26 @@ mod tests;
 
 use std::time::Duration;
 
+use http::uri::Authority;
 use splitrail_proto::v1::{Capabilities, Load, WorkerRole};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-pub use self::address::{Address, AddressError};
 pub use self::status::{RouterStatus, RouterStatuses, Stage};
 pub use self::stream_end::IncompatibleRouter;
-pub use self::tls::RouterTls;
+pub(crate) use self::tls::read_tls;
 pub use self::token::Token;
 
+use crate::config::Tls;
 use crate::mirror::Mirror;
 
 /// The routers to attach to, and the worker that attaches.
 #[derive(Clone, Debug)]
 pub struct AttachConfig {
-    /// The routers. Each name is resolved periodically, and the shim attaches to all its
-    /// addresses.
-    pub routers: Vec<Address>,
+    /// `HOST:PORT` of each router's `listen.fleet`. A name can resolve to several routers, as that
+    /// of a headless Kubernetes service does: it is resolved periodically, and the shim attaches to
+    /// all its addresses.
+    pub routers: Vec<Authority>,
     /// The worker's id, unique in its model.
     pub worker_id: String,
     /// The worker's role.
@@ -54,7 +55,7 @@ pub struct AttachConfig {
     /// The token that authenticates the shim, if it does not rely on its certificate alone.
     pub token: Option<Token>,
     /// TLS towards routers; `None` for plain text.
-    pub tls: Option<RouterTls>,
+    pub tls: Option<Tls>,
     /// Timeouts and intervals.
     pub timing: Timing,
     /// Receives the state of each attachment.

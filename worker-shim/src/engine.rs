@@ -23,6 +23,7 @@ mod poll;
 
 pub use poll::EnginePoll;
 
+use crate::proxy::Traffic;
 use crate::telemetry::Metrics;
 use client::EngineClient;
 
@@ -77,16 +78,6 @@ pub struct Engine {
     pub load: watch::Receiver<Load>,
     /// The result of the last poll.
     pub polled: watch::Receiver<EnginePoll>,
-}
-
-/// The engine's load as the shim counts it from the requests that pass through it.
-pub trait ProxyLoad: Send + Sync + 'static {
-    /// Requests in flight.
-    fn requests(&self) -> u64;
-    /// Prompt tokens of requests whose reply has not begun.
-    fn prefill_tokens_queued(&self) -> u64;
-    /// A receiver that is marked as changed whenever one of the two counts has changed.
-    fn changed(&self) -> watch::Receiver<()>;
 }
 
 /// Keeps the state of an engine up to date.
@@ -144,7 +135,7 @@ impl EngineWatcher {
     }
 
     /// Watches the engine until dropped.
-    pub async fn run(self, proxy_load: Arc<impl ProxyLoad>, metrics: Arc<Metrics>) {
+    pub async fn run(self, traffic: Arc<Traffic>, metrics: Arc<Metrics>) {
         let Self { settings, identity, capabilities, load, polled } = self;
         let client = EngineClient::new(&settings.url, settings.authorization.clone());
         let interval = settings.load_interval;
@@ -157,7 +148,7 @@ impl EngineWatcher {
             metrics: &metrics,
         };
         let polling = poll::run(&client, settings.kind, interval, &polled, &metrics);
-        let reporting = load::run(polled.subscribe(), proxy_load.as_ref(), &load);
+        let reporting = load::run(polled.subscribe(), &traffic, &load);
         tokio::join!(polling, learner.run(), reporting);
     }
 }

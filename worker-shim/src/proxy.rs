@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::uri::Authority;
-use http::{Request, Response};
+use http::{Method, Response};
 use prometheus::{IntCounter, Registry};
 use splitrail_proto::v1::Capabilities;
 use splitrail_settings::address_shares::AddressShares;
@@ -36,20 +36,18 @@ use tokio::sync::watch;
 pub use self::gate::{GateRequirement, MalformedGate, Residency, X_GATE};
 pub use self::headers::X_PREFILL_TOKENS;
 pub use self::listen::serve;
-pub use self::paths::ExtraPath;
 pub use self::traffic::Traffic;
 
 use self::engine_connections::EngineConnections;
 use self::metrics::{OutcomeCounters, refused_connections, unsolicited_data_connections};
 use self::miss::MissResponder;
+use crate::telemetry::Registrar;
 
 /// Settings of the proxy.
 #[derive(Clone, Debug)]
 pub struct ProxyConfig {
     /// The engine's host and port. The connection uses plain HTTP.
     pub engine: Authority,
-    /// Paths that are forwarded in addition to the built-in ones.
-    pub extra_paths: Vec<ExtraPath>,
     /// Timeout for connecting to the engine.
     pub connect_timeout: Duration,
     /// How long the engine keeps the blocks of a hand-off, if its capabilities do not tell.
@@ -104,7 +102,6 @@ impl ProxyConfig {
     pub fn new(engine: Authority) -> Self {
         Self {
             engine,
-            extra_paths: Vec::new(),
             connect_timeout: Duration::from_secs(2),
             lease: Duration::from_secs(30),
             limits: ProxyLimits::default(),
@@ -112,9 +109,9 @@ impl ProxyConfig {
     }
 }
 
-/// Answers requests under `/splitrail/`, which never reach the engine. `None` leads to status
-/// 404.
-pub type LocalRoutes = Arc<dyn Fn(&Request<()>) -> Option<Response<Bytes>> + Send + Sync>;
+/// Answers requests under `/splitrail/`, which never reach the engine, by method and path. `None`
+/// leads to status 404.
+pub type LocalRoutes = Arc<dyn Fn(&Method, &str) -> Option<Response<Bytes>> + Send + Sync>;
 
 /// The proxy. Cheap to clone.
 #[derive(Clone)]
@@ -150,23 +147,23 @@ impl Proxy {
         local: LocalRoutes,
         registry: &Registry,
     ) -> prometheus::Result<Self> {
-        let limits = config.limits;
+        let (limits, new) = (config.limits, Registrar(registry));
         Ok(Self(Arc::new(ProxyInner {
             engine: EngineConnections::new(
                 &config.engine,
                 config.connect_timeout,
                 limits.head_max_bytes,
                 limits.requests_max,
-                unsolicited_data_connections(registry)?,
+                unsolicited_data_connections(&new)?,
             ),
             residency,
             capabilities,
             local,
-            traffic: Traffic::new(registry)?,
-            outcomes: OutcomeCounters::new(registry)?,
+            traffic: Traffic::new(&new)?,
+            outcomes: OutcomeCounters::new(&new)?,
             misses: MissResponder::new(limits.miss_body_max_bytes, limits.miss_bodies_max_bytes),
             request_places: Arc::default(),
-            refused_connections: refused_connections(registry)?,
+            refused_connections: refused_connections(&new)?,
             config,
             reachable: AtomicBool::new(true),
         })))

@@ -21,7 +21,7 @@ mod settings;
 use crate::attach;
 use crate::config::{Config, Role};
 use crate::drain::{self, DrainInputs, DrainWait};
-use crate::engine::{Engine, ProxyLoad};
+use crate::engine::Engine;
 use crate::mirror::{self, Mirror};
 use crate::proxy::{self, GateRequirement, Proxy, Residency, Traffic};
 use crate::status::StatusEndpoints;
@@ -119,7 +119,7 @@ impl RunningShim {
             settings::proxy(&config)?,
             Arc::new(MirrorResidency(mirror.clone())),
             engine.capabilities.clone(),
-            Arc::new(move |request| endpoints.respond(request)),
+            Arc::new(move |method, path| endpoints.respond(method, path)),
             metrics.registry(),
         )?;
         let socket = bind(config.listen).await.map_err(StartError::Listen)?;
@@ -254,20 +254,6 @@ impl Residency for MirrorResidency {
                 requirement.last,
             )
         })
-    }
-}
-
-impl ProxyLoad for Traffic {
-    fn requests(&self) -> u64 {
-        self.requests()
-    }
-
-    fn prefill_tokens_queued(&self) -> u64 {
-        self.prefill_tokens_queued()
-    }
-
-    fn changed(&self) -> tokio::sync::watch::Receiver<()> {
-        self.changed()
     }
 }
 

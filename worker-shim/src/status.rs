@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderValue};
-use http::{Method, Request, Response, StatusCode};
+use http::{Method, Response, StatusCode};
 use prometheus::IntCounter;
 use serde_json::{Value, json};
 use splitrail_kv::Tier;
@@ -36,8 +36,8 @@ pub struct StatusEndpoints {
 
 impl StatusEndpoints {
     /// Returns the reply to a request under `/splitrail/`, or `None` for an unknown path.
-    pub fn respond(&self, request: &Request<()>) -> Option<Response<Bytes>> {
-        let (status, kind, body) = match request.uri().path() {
+    pub fn respond(&self, method: &Method, path: &str) -> Option<Response<Bytes>> {
+        let (status, kind, body) = match path {
             "/splitrail/health" => (StatusCode::OK, "text/plain", "ok\n".to_owned()),
             "/splitrail/ready" => match self.unready_reason() {
                 None => (StatusCode::OK, "text/plain", "ready\n".to_owned()),
@@ -52,7 +52,7 @@ impl StatusEndpoints {
             }
             _ => return None,
         };
-        let reads = [Method::GET, Method::HEAD].contains(request.method());
+        let reads = [Method::GET, Method::HEAD].contains(method);
         let (status, body) = match reads {
             true => (status, body),
             false => (StatusCode::METHOD_NOT_ALLOWED, String::new()),
@@ -119,13 +119,9 @@ impl StatusEndpoints {
 
     fn routers(&self) -> Vec<Value> {
         let router = |router: &attach::RouterStatus| {
-            json!({
-                "name": router.name, "address": router.address.to_string(),
-                "stage": router.stage.name(), "router_id": router.router_id,
-                "sent_sequence": router.sent_sequence, "acked_sequence": router.acked_sequence,
-                "lag": router.lag(), "snapshots": router.snapshots,
-                "attached": router.attached, "last_error": router.last_error,
-            })
+            let mut shown = json!(router);
+            shown["lag"] = router.lag().into();
+            shown
         };
         self.routers.routers().iter().map(router).collect()
     }

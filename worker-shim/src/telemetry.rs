@@ -35,15 +35,15 @@ pub struct Metrics {
 }
 
 /// Creates metrics and registers them. All names get the prefix `splitrail_shim_`.
-struct Registrar(Registry);
+pub(crate) struct Registrar<'r>(pub(crate) &'r Registry);
 
-impl Registrar {
+impl Registrar<'_> {
     fn register<M: Collector + Clone + 'static>(&self, metric: M) -> prometheus::Result<M> {
         self.0.register(Box::new(metric.clone()))?;
         Ok(metric)
     }
 
-    fn gauge(&self, name: &str, help: &str) -> prometheus::Result<IntGauge> {
+    pub(crate) fn gauge(&self, name: &str, help: &str) -> prometheus::Result<IntGauge> {
         self.register(IntGauge::with_opts(opts(name, help))?)
     }
 
@@ -51,8 +51,17 @@ impl Registrar {
         self.register(IntGaugeVec::new(opts(name, help), labels)?)
     }
 
-    fn counter(&self, name: &str, help: &str) -> prometheus::Result<IntCounter> {
+    pub(crate) fn counter(&self, name: &str, help: &str) -> prometheus::Result<IntCounter> {
         self.register(IntCounter::with_opts(opts(name, help))?)
+    }
+
+    pub(crate) fn counters(
+        &self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+    ) -> prometheus::Result<IntCounterVec> {
+        self.register(IntCounterVec::new(opts(name, help), labels)?)
     }
 }
 
@@ -66,7 +75,8 @@ impl Metrics {
     /// # Errors
     /// If two metrics have the same name, which a test excludes.
     pub fn new() -> prometheus::Result<Self> {
-        let new = Registrar(Registry::new());
+        let registry = Registry::new();
+        let new = Registrar(&registry);
         let version = env!("CARGO_PKG_VERSION");
         new.gauges("build_info", "The version; always 1.", &["version"])?
             .with_label_values(&[version])
@@ -96,13 +106,11 @@ impl Metrics {
                  miss.",
                 &["rank"],
             )?,
-            mirror_resets: new.register(IntCounterVec::new(
-                opts(
-                    "mirror_resets_total",
-                    "How often the mirror of a rank was emptied and rebuilt.",
-                ),
+            mirror_resets: new.counters(
+                "mirror_resets_total",
+                "How often the mirror of a rank was emptied and rebuilt.",
                 &["rank"],
-            )?)?,
+            )?,
             mirror_bytes: new.gauge("mirror_bytes", "Memory of the mirror in bytes.")?,
             router_live: new.gauges(
                 "router_live",
@@ -115,7 +123,7 @@ impl Metrics {
                 &["router"],
             )?,
             draining: new.gauge("draining", "Whether the shim drains: 0 or 1.")?,
-            registry: new.0,
+            registry,
         })
     }
 

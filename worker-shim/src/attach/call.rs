@@ -16,6 +16,7 @@ use super::link::Link;
 use super::outgoing::{OutgoingMessages, RouterInstructions, SendProgress, StreamStart};
 use super::status::Stage;
 use super::stream_end::{IncompatibleRouter, StreamEnd};
+use super::tls::client_config;
 use crate::mirror::{Agreement, HashTerms};
 use crate::tasks::ConnectionTasks;
 
@@ -167,7 +168,8 @@ async fn connect(link: &Link, tasks: &ConnectionTasks) -> Result<Channel, Stream
         endpoint = endpoint.origin(origin);
     }
     if let Some(tls) = &link.config.tls {
-        let tls = tls.client(link.name.host()).await.map_err(StreamEnd::Certificates)?;
+        let host = link.name.host().trim_matches(['[', ']']);
+        let tls = client_config(tls, host).await.map_err(StreamEnd::Certificates)?;
         endpoint = endpoint.tls_config(tls).map_err(StreamEnd::Tls)?;
     }
     match timeout(timing.connect_timeout, endpoint.connect()).await {

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::uri::Authority;
 use splitrail_proto::v1::{Capabilities, Load};
 use splitrail_settings::log_throttle::KeyedLogThrottle;
 use tokio::sync::watch;
@@ -14,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::claims::Claims;
 use super::status::{Stage, StatusEntry};
 use super::stream_end::StreamEnd;
-use super::{Address, AttachConfig, Timing, call};
+use super::{AttachConfig, Timing, call};
 use crate::mirror::Mirror;
 
 /// The parts of the shim that are reported to every router.
@@ -45,7 +46,7 @@ pub(super) struct Link {
     pub(super) config: Arc<AttachConfig>,
     pub(super) shim: ShimState,
     /// The configured address that was resolved to `address`.
-    pub(super) name: Address,
+    pub(super) name: Authority,
     pub(super) address: SocketAddr,
     /// The router's id from its last welcome; empty before the first.
     pub(super) router_id: String,

@@ -6,15 +6,16 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::uri::Authority;
 use splitrail_settings::log_throttle::KeyedLogThrottle;
 use tokio::net::lookup_host;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
+use super::AttachConfig;
 use super::claims::Claims;
 use super::link::{Link, ShimState};
-use super::{Address, AttachConfig};
 
 /// Maximum number of routers.
 const ROUTERS_MAX: usize = 256;
@@ -23,7 +24,7 @@ const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The task of one router.
 struct AttachedRouter {
-    name: Address,
+    name: Authority,
     listed: watch::Sender<bool>,
     task: AbortHandle,
 }
@@ -81,10 +82,10 @@ pub(super) async fn attach_to_all(config: AttachConfig, shim: ShimState) {
 /// Resolves all names. Returns each address with its name. A name that cannot be resolved now
 /// keeps its previous addresses.
 async fn resolve_all(
-    names: &[Address],
+    names: &[Authority],
     routers: &BTreeMap<SocketAddr, AttachedRouter>,
     log_throttle: &mut KeyedLogThrottle,
-) -> BTreeMap<SocketAddr, Address> {
+) -> BTreeMap<SocketAddr, Authority> {
     let mut found = BTreeMap::new();
     for name in names {
         match resolve(name).await {
@@ -103,9 +104,9 @@ async fn resolve_all(
     found
 }
 
-async fn resolve(name: &Address) -> io::Result<Vec<SocketAddr>> {
-    let looking = lookup_host((name.host(), name.port()));
-    let found = timeout(RESOLVE_TIMEOUT, looking).await.map_err(io::Error::other)??;
+async fn resolve(name: &Authority) -> io::Result<Vec<SocketAddr>> {
+    let found = timeout(RESOLVE_TIMEOUT, lookup_host(name.as_str()));
+    let found = found.await.map_err(io::Error::other)??;
     let found: Vec<_> = found.collect();
     if found.is_empty() {
         return Err(io::Error::other("it has no address"));

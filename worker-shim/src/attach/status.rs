@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use serde::Serialize;
+
 /// A handle on the states of all attachments. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct RouterStatuses {
@@ -11,7 +13,7 @@ pub struct RouterStatuses {
 }
 
 /// The state of the attachment to one router.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RouterStatus {
     /// The configured address that was resolved to `address`.
     pub name: String,
@@ -34,7 +36,8 @@ pub struct RouterStatus {
 }
 
 /// The stage of an attachment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Stage {
     /// The router cannot be reached, or no attempt has been made yet.
     Connecting,
@@ -47,19 +50,6 @@ pub enum Stage {
     Snapshot,
     /// The router receives changes as they occur.
     Live,
-}
-
-impl Stage {
-    /// The name used in metrics and status pages.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Connecting => "connecting",
-            Self::Refused => "refused",
-            Self::Duplicate => "duplicate",
-            Self::Snapshot => "snapshot",
-            Self::Live => "live",
-        }
-    }
 }
 
 impl RouterStatus {

@@ -103,7 +103,7 @@ impl ProxyInner {
         if path.starts_with("/splitrail/") {
             return self.decide_local(parts);
         }
-        let kind = match paths::find(&self.config.extra_paths, &parts.method, path) {
+        let kind = match paths::find(&parts.method, path) {
             PathMatch::Path(kind) => kind,
             PathMatch::WrongMethod => return Decision::Refuse(Refusal::WrongMethod),
             PathMatch::Unknown => return Decision::Refuse(Refusal::UnknownPath),
@@ -127,11 +127,7 @@ impl ProxyInner {
     }
 
     fn decide_local(&self, parts: &Parts) -> Decision {
-        let mut request = Request::new(());
-        *request.method_mut() = parts.method.clone();
-        *request.uri_mut() = parts.uri.clone();
-        *request.headers_mut() = parts.headers.clone();
-        match (self.local)(&request) {
+        match (self.local)(&parts.method, parts.uri.path()) {
             Some(response) => Decision::Local(response),
             None => Decision::Refuse(Refusal::UnknownPath),
         }

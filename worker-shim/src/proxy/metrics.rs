@@ -1,6 +1,8 @@
 //! Counters of requests by outcome, and of connections on which the engine misbehaves.
 
-use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
+use prometheus::IntCounter;
+
+use crate::telemetry::Registrar;
 
 /// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,27 +51,23 @@ impl RequestOutcome {
 ///
 /// # Errors
 /// If the registry already has a metric of this name.
-pub(super) fn unsolicited_data_connections(registry: &Registry) -> prometheus::Result<IntCounter> {
-    let counter = IntCounter::new(
-        "splitrail_shim_unsolicited_data_connections_total",
+pub(super) fn unsolicited_data_connections(new: &Registrar<'_>) -> prometheus::Result<IntCounter> {
+    new.counter(
+        "unsolicited_data_connections_total",
         "Kept connections on which the engine, or a proxy before it, sent bytes that answer no \
          request.",
-    )?;
-    registry.register(Box::new(counter.clone()))?;
-    Ok(counter)
+    )
 }
 
 /// Registers the counter of connections that were refused because their address holds its share.
 ///
 /// # Errors
 /// If the registry already has a metric of this name.
-pub(super) fn refused_connections(registry: &Registry) -> prometheus::Result<IntCounter> {
-    let counter = IntCounter::new(
-        "splitrail_shim_refused_connections_total",
+pub(super) fn refused_connections(new: &Registrar<'_>) -> prometheus::Result<IntCounter> {
+    new.counter(
+        "refused_connections_total",
         "Connections that were refused because their address holds its share of all connections.",
-    )?;
-    registry.register(Box::new(counter.clone()))?;
-    Ok(counter)
+    )
 }
 
 /// One counter per outcome.
@@ -81,13 +79,12 @@ impl OutcomeCounters {
     ///
     /// # Errors
     /// If the registry already has a metric of this name.
-    pub(super) fn new(registry: &Registry) -> prometheus::Result<Self> {
-        let options = Opts::new(
-            "splitrail_shim_requests_total",
+    pub(super) fn new(new: &Registrar<'_>) -> prometheus::Result<Self> {
+        let family = new.counters(
+            "requests_total",
             "Requests by outcome, each counted once when its reply begins.",
-        );
-        let family = IntCounterVec::new(options, &["outcome"])?;
-        registry.register(Box::new(family.clone()))?;
+            &["outcome"],
+        )?;
         Ok(Self(RequestOutcome::ALL.map(|(_, label)| family.with_label_values(&[label]))))
     }
 

@@ -41,27 +41,9 @@ pub(super) enum PathMatch {
     Unknown,
 }
 
-/// A path that is forwarded in addition to the built-in ones.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ExtraPath {
-    /// The method.
-    pub method: Method,
-    /// The path, which is compared byte by byte.
-    pub path: String,
-    /// Whether the path needs the accelerator. If so, its requests count as load.
-    pub computes: bool,
-}
-
 /// Looks up a path. Paths are compared byte by byte: nothing is decoded or normalised, so that
 /// no other spelling of a path is accepted.
-pub(super) fn find(extra: &[ExtraPath], method: &Method, path: &str) -> PathMatch {
-    let of_extra = |extra: &ExtraPath| match extra.computes {
-        true => EndpointKind::Compute,
-        false => EndpointKind::Inexpensive,
-    };
-    if let Some(extra) = extra.iter().find(|e| e.path == path && e.method == *method) {
-        return PathMatch::Path(of_extra(extra));
-    }
+pub(super) fn find(method: &Method, path: &str) -> PathMatch {
     let (kind, gets, posts) = match path {
         "/v1/chat/completions" => (EndpointKind::Chat, false, true),
         "/v1/completions" => (EndpointKind::Completions, false, true),
@@ -79,7 +61,6 @@ pub(super) fn find(extra: &[ExtraPath], method: &Method, path: &str) -> PathMatc
         "/ping" => (EndpointKind::Inexpensive, true, true),
         "/health" | "/version" | "/load" | "/metrics" | "/v1/models" | "/kv_event_sources"
         | "/is_paused" | "/is_sleeping" => (EndpointKind::Inexpensive, true, false),
-        _ if extra.iter().any(|extra| extra.path == path) => return PathMatch::WrongMethod,
         _ => return PathMatch::Unknown,
     };
     match *method {
@@ -112,33 +93,10 @@ mod tests {
             "/server_info",
             "/sim/state",
         ] {
-            assert_eq!(find(&[], &Method::GET, path), PathMatch::Unknown, "{path}");
-            assert_eq!(find(&[], &Method::POST, path), PathMatch::Unknown, "{path}");
+            assert_eq!(find(&Method::GET, path), PathMatch::Unknown, "{path}");
+            assert_eq!(find(&Method::POST, path), PathMatch::Unknown, "{path}");
         }
-        assert_eq!(find(&[], &Method::GET, "/v1/completions"), PathMatch::WrongMethod);
-        assert_eq!(find(&[], &Method::DELETE, "/v1/models"), PathMatch::WrongMethod);
-    }
-
-    #[test]
-    fn configured_paths_are_forwarded_too() {
-        let post = |path: &str, computes| ExtraPath {
-            method: Method::POST,
-            path: path.to_owned(),
-            computes,
-        };
-        let extra = [post("/v1/score", true), post("/health", false)];
-        assert_eq!(
-            find(&extra, &Method::POST, "/v1/score"),
-            PathMatch::Path(EndpointKind::Compute)
-        );
-        assert_eq!(find(&extra, &Method::GET, "/v1/score"), PathMatch::WrongMethod);
-        assert_eq!(
-            find(&extra, &Method::POST, "/health"),
-            PathMatch::Path(EndpointKind::Inexpensive)
-        );
-        assert_eq!(
-            find(&extra, &Method::GET, "/health"),
-            PathMatch::Path(EndpointKind::Inexpensive)
-        );
+        assert_eq!(find(&Method::GET, "/v1/completions"), PathMatch::WrongMethod);
+        assert_eq!(find(&Method::DELETE, "/v1/models"), PathMatch::WrongMethod);
     }
 }

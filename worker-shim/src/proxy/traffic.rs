@@ -4,8 +4,10 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use prometheus::{IntGauge, Registry};
+use prometheus::IntGauge;
 use tokio::sync::watch;
+
+use crate::telemetry::Registrar;
 
 /// Maximum number of counted hand-offs. Beyond it, the oldest is no longer counted.
 const STAGED_MAX: usize = 1 << 16;
@@ -25,19 +27,14 @@ impl Traffic {
     ///
     /// # Errors
     /// If the registry already has metrics of these names.
-    pub(super) fn new(registry: &Registry) -> prometheus::Result<Arc<Self>> {
-        let gauge = |name, help| -> prometheus::Result<IntGauge> {
-            let gauge = IntGauge::new(name, help)?;
-            registry.register(Box::new(gauge.clone()))?;
-            Ok(gauge)
-        };
+    pub(crate) fn new(new: &Registrar<'_>) -> prometheus::Result<Arc<Self>> {
         Ok(Arc::new(Self {
-            requests: gauge(
-                "splitrail_shim_requests_in_flight",
+            requests: new.gauge(
+                "requests_in_flight",
                 "Requests to the engine that are in flight, until the last byte of their replies.",
             )?,
-            prefill_tokens_queued: gauge(
-                "splitrail_shim_queued_prefill_tokens",
+            prefill_tokens_queued: new.gauge(
+                "queued_prefill_tokens",
                 "Prompt tokens of requests whose replies have not begun. Estimated as a quarter of the \
                  body's bytes if the router does not report them.",
             )?,
@@ -77,7 +74,7 @@ impl Traffic {
     }
 
     /// Counts a request until the returned ticket is dropped.
-    pub(super) fn enter(self: &Arc<Self>, prefill_tokens: u64) -> RequestTicket {
+    pub(crate) fn enter(self: &Arc<Self>, prefill_tokens: u64) -> RequestTicket {
         self.requests.inc();
         self.prefill_tokens_queued.add(prefill_tokens as i64);
         self.changed.send_replace(());
@@ -150,7 +147,7 @@ impl CountedRequest {
 
 /// Counts one request. Dropping it ends the count.
 #[derive(Debug)]
-pub(super) struct RequestTicket(Arc<CountedRequest>);
+pub(crate) struct RequestTicket(Arc<CountedRequest>);
 
 impl RequestTicket {
     /// Records that the reply has begun, so the prompt is computed.
@@ -190,6 +187,7 @@ impl PromptTokenMeter {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use prometheus::Registry;
     use proptest::prelude::*;
 
     use super::*;
@@ -205,7 +203,7 @@ mod tests {
         fn counts_match_the_requests_in_flight(
             steps in proptest::collection::vec((0usize..6, 0u8..4, 0u64..1000), 0..200)
         ) {
-            let traffic = Traffic::new(&Registry::new()).unwrap();
+            let traffic = Traffic::new(&Registrar(&Registry::new())).unwrap();
             // A ticket, its meter, and the tokens it should be queued with.
             let mut under_way = [const { None::<CountedLeg> }; 6];
             for (slot, step, tokens) in steps {
@@ -239,7 +237,7 @@ mod tests {
 
     #[tokio::test]
     async fn every_change_of_a_count_is_signalled() {
-        let traffic = Traffic::new(&Registry::new()).unwrap();
+        let traffic = Traffic::new(&Registrar(&Registry::new())).unwrap();
         let mut changed = traffic.changed();
         let mut signalled = || {
             changed.has_changed().unwrap() && {

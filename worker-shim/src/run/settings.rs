@@ -1,6 +1,5 @@
 //! Converts the configuration into that of each module.
 
-use std::io;
 use std::net::SocketAddr;
 
 use http::uri::Authority;
@@ -9,8 +8,8 @@ use splitrail_proto::v1::WorkerRole;
 use splitrail_settings::Secret;
 
 use super::StartError;
-use crate::attach::{self, Address};
-use crate::config::{Config, Connector, Role, TOKEN_VARIABLE, Tls};
+use crate::attach;
+use crate::config::{Config, Connector, Role, TOKEN_VARIABLE};
 use crate::{engine, proxy};
 
 pub(super) fn engine(config: &Config) -> Result<engine::EngineConfig, StartError> {
@@ -56,7 +55,7 @@ pub(super) fn attach(
     bound: SocketAddr,
     status: attach::RouterStatuses,
 ) -> Result<attach::AttachConfig, StartError> {
-    let routers: Result<Vec<Address>, _> =
+    let routers: Result<Vec<Authority>, _> =
         config.router.iter().map(|router| router.parse()).collect();
     let token = match &config.token {
         Some(Secret::File { path }) => Some(attach::Token::File(path.clone())),
@@ -70,6 +69,10 @@ pub(super) fn attach(
             set.map(attach::Token::Text)
         }
     };
+    if let Some(tls) = &config.tls {
+        // Checks now that the files can be read, rather than at the first connection.
+        attach::read_tls(tls).map_err(StartError::Tls)?;
+    }
     Ok(attach::AttachConfig {
         routers: routers.map_err(|_| StartError::Address("router"))?,
         worker_id: config.id.clone(),
@@ -79,7 +82,7 @@ pub(super) fn attach(
         model: config.model.clone().unwrap_or_default(),
         grace: config.drain.grace,
         token,
-        tls: config.tls.as_ref().map(tls).transpose().map_err(StartError::Tls)?,
+        tls: config.tls.clone(),
         timing: attach::Timing::default(),
         status,
     })
@@ -95,13 +98,4 @@ fn role(config: &Config) -> WorkerRole {
 
 fn url(config: &Config, bound: SocketAddr) -> String {
     config.advertise.clone().unwrap_or_else(|| format!("http://{bound}"))
-}
-
-/// Checks now that the files can be read, rather than at the first connection.
-fn tls(tls: &Tls) -> io::Result<attach::RouterTls> {
-    let identity = tls.cert.clone().zip(tls.key.clone());
-    let tls =
-        attach::RouterTls { ca: tls.ca.clone(), identity, server_name: tls.server_name.clone() };
-    tls.read()?;
-    Ok(tls)
 }

@@ -2,7 +2,6 @@
 
 use http::Method;
 use serde_json::{Value, json};
-use splitrail_shim::proxy::ExtraPath;
 use splitrail_sim::{SimConfig, SimEngine};
 
 use crate::support::*;
@@ -28,18 +27,6 @@ async fn only_listed_paths_are_forwarded_to_the_engine() {
     assert_eq!(proxy.outcomes("refused_path"), 5);
     assert_eq!(proxy.outcomes("local"), 1);
     assert_eq!(proxy.outcomes("forwarded"), 7);
-}
-
-#[tokio::test]
-async fn further_forwarded_paths_can_be_configured() {
-    let engine = SimEngine::start(SimConfig::default()).await.unwrap();
-    let proxy = ProxyUnderTest::with(engine.http_addr(), |config| {
-        let path = "/sim/state".to_owned();
-        config.extra_paths.push(ExtraPath { method: Method::GET, path, computes: false });
-    });
-    let proxy = proxy.await;
-    assert_eq!(ask(proxy.address, Method::GET, "/sim/state", &[], "").await.status, 200);
-    assert_eq!(ask(proxy.address, Method::POST, "/sim/state", &[], "{}").await.status, 405);
 }
 
 #[tokio::test]

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use tonic::transport::{Certificate, Identity, ServerTlsConfig};
 
-use super::super::RouterTls;
 use super::*;
+use crate::config::Tls;
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tls").join(name)
@@ -18,16 +18,16 @@ fn server() -> ServerTlsConfig {
         .client_ca_root(Certificate::from_pem(pem("ca.pem")))
 }
 
-fn client(server_name: Option<&str>, with_identity: bool) -> RouterTls {
-    let identity = || (fixture("shim.pem"), fixture("shim.key"));
-    RouterTls {
+fn client(server_name: Option<&str>, with_identity: bool) -> Tls {
+    Tls {
         ca: fixture("ca.pem"),
-        identity: with_identity.then(identity),
+        cert: with_identity.then(|| fixture("shim.pem")),
+        key: with_identity.then(|| fixture("shim.key")),
         server_name: server_name.map(str::to_owned),
     }
 }
 
-async fn attach(tls: Option<RouterTls>) -> (FakeRouter, Shim) {
+async fn attach(tls: Option<Tls>) -> (FakeRouter, Shim) {
     let router = FakeRouter::start_with(welcome(2), Some(server())).await;
     let config = AttachConfig { tls, ..config(&[&router]) };
     let shim = Shim::start(small_mirror(), config);
@@ -60,8 +60,8 @@ async fn certificate_files_are_read_again_for_each_connection() {
     put("shim.key");
     // A key that does not match, as in the middle of a rotation.
     std::fs::copy(fixture("router.key"), folder.path().join("shim.key")).unwrap();
-    let identity = Some((folder.path().join("shim.pem"), folder.path().join("shim.key")));
-    let tls = RouterTls { identity, ..client(Some("router.test"), true) };
+    let (cert, key) = (folder.path().join("shim.pem"), folder.path().join("shim.key"));
+    let tls = Tls { cert: Some(cert), key: Some(key), ..client(Some("router.test"), true) };
     let (router, shim) = attach(Some(tls)).await;
     shim.wait_for("a failure", |status| status.last_error.is_some()).await;
     put("shim.key");
