@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 use crate::cache::GroupKind;
 use crate::faults::Fault;
@@ -10,8 +10,8 @@ use crate::storage::SharedStorage;
 
 /// Which legs of a disaggregated request the engine takes. Requests without
 /// hand-off fields are served by every role.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Role {
     /// Only `do_remote_decode`.
     Prefill,
@@ -23,8 +23,7 @@ pub enum Role {
 }
 
 /// The form of `usage.prompt_tokens_details`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum UsageReport {
     /// As with `--enable-prompt-tokens-details`.
     #[default]
@@ -36,8 +35,7 @@ pub enum UsageReport {
 }
 
 /// The value of `cached_tokens` in the decode leg's reply.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DecodeUsage {
     /// The prefill leg's figure, carried by the hand-off (vLLM 0.32).
     #[default]
@@ -48,8 +46,7 @@ pub enum DecodeUsage {
 }
 
 /// How the engine transfers KV, which determines the hand-off fields that it knows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum KvConnector {
     /// vLLM's NIXL: the decode engine pulls the blocks that the prefill reply names.
     #[default]
@@ -76,8 +73,7 @@ impl KvConnector {
 }
 
 /// What the engine does if it cannot read KV from another engine (`kv_load_failure_policy`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LoadFailure {
     /// The engine fails the request.
     #[default]
@@ -88,8 +84,7 @@ pub enum LoadFailure {
 }
 
 /// How KV events are encoded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum EventForm {
     /// Maps tagged `type` (vLLM 0.32).
     #[default]
@@ -99,8 +94,7 @@ pub enum EventForm {
 }
 
 /// The form of block hashes in KV events.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum HashForm {
     /// Unsigned 64-bit integers.
     #[default]
@@ -110,8 +104,7 @@ pub enum HashForm {
 }
 
 /// How a request below its `cache_hit_threshold` is refused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ThresholdReply {
     /// By `finish_reason: "cache_threshold"`, in the only chunk of a stream.
     #[default]
@@ -124,8 +117,7 @@ pub enum ThresholdReply {
 
 /// Deviations of prompts from the shipped tokenizer files: an engine that was started with another
 /// model, template or flag than the router knows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PromptDialect {
     /// As in the files.
     #[default]

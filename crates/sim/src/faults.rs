@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 /// A fault and the number of times that it occurs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -118,36 +119,9 @@ pub enum OddEvent {
 }
 
 impl FaultKind {
-    fn name(&self) -> &'static str {
-        match self {
-            Self::Status { .. } => "status",
-            Self::Reset => "reset",
-            Self::Hang => "hang",
-            Self::Asleep => "asleep",
-            Self::DeadCore => "dead_core",
-            Self::NoMetrics => "no_metrics",
-            Self::Full { .. } => "full",
-            Self::Poison { .. } => "poison",
-            Self::DieMidStream { .. } => "die_mid_stream",
-            Self::Abort { .. } => "abort",
-            Self::NoDone => "no_done",
-            Self::TruncatedBody => "truncated_body",
-            Self::SlowFirstByte { .. } => "slow_first_byte",
-            Self::NoHandOff => "no_hand_off",
-            Self::ShortHandOff => "short_hand_off",
-            Self::ForeignHandOff => "foreign_hand_off",
-            Self::OtherPromptIds => "other_prompt_ids",
-            Self::Preempt => "preempt",
-            Self::RefusePulls => "refuse_pulls",
-            Self::DropEventBatches => "drop_event_batches",
-            Self::GarbageEvents => "garbage_events",
-            Self::HideRemovals { .. } => "hide_removals",
-            Self::DropSalts => "drop_salts",
-            Self::DropAdapters => "drop_adapters",
-            Self::StrangeParents => "strange_parents",
-            Self::OtherRank => "other_rank",
-            Self::OddEvents { .. } => "odd_events",
-        }
+    /// The tag of its JSON.
+    fn name(&self) -> String {
+        json!(self)["kind"].as_str().unwrap_or_default().to_owned()
     }
 }
 
@@ -174,14 +148,14 @@ pub(crate) struct RequestFaults {
 /// The active faults.
 #[derive(Debug, Default)]
 pub(crate) struct FaultBoard {
-    active: Mutex<BTreeMap<&'static str, Fault>>,
+    active: Mutex<BTreeMap<String, Fault>>,
 }
 
 impl FaultBoard {
     pub(crate) fn set(&self, fault: Fault) {
         let name = fault.kind.name();
         if fault.times == Some(0) {
-            self.lock().remove(name);
+            self.lock().remove(&name);
         } else {
             self.lock().insert(name, fault);
         }
@@ -256,7 +230,7 @@ impl FaultBoard {
         Some(kind)
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<&'static str, Fault>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Fault>> {
         self.active.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

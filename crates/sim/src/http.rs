@@ -152,30 +152,40 @@ async fn infer(
     let prefill = staging || app.engine.config.role == Role::Prefill;
     let pull = body["kv_transfer_params"]["do_remote_prefill"] == true;
     let faults = app.faults.of_request(prefill, pull);
-    if let Some(delay) = faults.delay {
-        tokio::time::sleep(delay).await;
-    }
-    if faults.hang {
-        return std::future::pending().await;
-    }
-    if faults.reset {
-        connection.cut_in_head();
-        return StatusCode::INTERNAL_SERVER_ERROR.into_response(); // never sent
-    }
-    if let Some(seconds) = faults.full {
-        let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "The request queue is full.");
-        let mut response = error.in_reply_of(endpoint);
-        response.headers_mut().insert("retry-after", seconds.into());
-        return response;
-    }
-    if let Some(status) = faults.status {
-        let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        return ApiError::new(status, "A fault was injected.").in_reply_of(endpoint);
+    let refuse = |error: ApiError| error.in_reply_of(endpoint);
+    if let Some(refused) = apply_faults(&faults, &connection, refuse).await {
+        return refused;
     }
     match answer(&app, endpoint, &headers, &body, &faults).await {
         Ok(response) => response,
         Err(error) => error.in_reply_of(endpoint),
     }
+}
+
+/// Applies the faults that occur before a reply. `refuse` gives an error the form of the reply.
+async fn apply_faults(
+    faults: &RequestFaults,
+    connection: &ConnectionControl,
+    refuse: impl Fn(ApiError) -> Response,
+) -> Option<Response> {
+    if let Some(delay) = faults.delay {
+        tokio::time::sleep(delay).await;
+    }
+    if faults.hang {
+        std::future::pending::<()>().await;
+    }
+    if faults.reset {
+        connection.cut_in_head();
+        return Some(StatusCode::INTERNAL_SERVER_ERROR.into_response()); // never sent
+    }
+    if let Some(seconds) = faults.full {
+        let status = StatusCode::SERVICE_UNAVAILABLE;
+        let mut response = refuse(ApiError::new(status, "The request queue is full."));
+        response.headers_mut().insert("retry-after", seconds.into());
+        return Some(response);
+    }
+    let status = StatusCode::from_u16(faults.status?).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    Some(refuse(ApiError::new(status, "A fault was injected.")))
 }
 
 async fn answer(

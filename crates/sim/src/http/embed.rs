@@ -1,5 +1,7 @@
 //! Vectors of an engine that pools: `/v1/embeddings` and `/pooling`.
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 
 use super::request_body::completion_prompts;
@@ -18,13 +20,7 @@ pub(super) fn embed(body: &Value, config: &SimConfig, id: &str) -> Result<Value,
             json!({"index": index, "object": "embedding", "embedding": vector})
         })
         .collect();
-    Ok(json!({
-        "id": format!("embd-{id}"),
-        "object": "list",
-        "model": body["model"],
-        "data": data,
-        "usage": usage(tokens),
-    }))
+    Ok(list(&format!("embd-{id}"), body, data, tokens))
 }
 
 /// The reply to `/pooling`.
@@ -34,22 +30,22 @@ pub(super) fn pool(body: &Value, config: &SimConfig, id: &str) -> Result<Value, 
         .zip(entries)
         .map(|(index, data): (usize, _)| json!({"index": index, "object": "pooling", "data": data}))
         .collect();
-    Ok(json!({
-        "id": format!("pooling-{id}"),
+    Ok(list(&format!("pooling-{id}"), body, data, tokens))
+}
+
+/// A reply without generated tokens.
+pub(super) fn list(id: &str, body: &Value, data: Vec<Value>, tokens: usize) -> Value {
+    json!({
+        "id": id,
         "object": "list",
         "model": body["model"],
         "data": data,
-        "usage": usage(tokens),
-    }))
-}
-
-/// The usage of a reply without generated tokens.
-pub(super) fn usage(tokens: usize) -> Value {
-    json!({
-        "prompt_tokens": tokens,
-        "total_tokens": tokens,
-        "completion_tokens": 0,
-        "prompt_tokens_details": null,
+        "usage": {
+            "prompt_tokens": tokens,
+            "total_tokens": tokens,
+            "completion_tokens": 0,
+            "prompt_tokens_details": null,
+        },
     })
 }
 
@@ -77,7 +73,9 @@ fn vectors(body: &Value, config: &SimConfig) -> Result<(Vec<Value>, usize), ApiE
     let vectors = prompts.iter().map(|prompt| {
         let embedding = embedding(prompt, dimensions);
         match is_base64 {
-            true => json!(base64(&embedding.map(f32::to_le_bytes).collect::<Vec<_>>().concat())),
+            true => BASE64_STANDARD
+                .encode(embedding.flat_map(f32::to_le_bytes).collect::<Vec<_>>())
+                .into(),
             false => json!(embedding.collect::<Vec<f32>>()),
         }
     });
@@ -110,31 +108,4 @@ pub(super) fn embedding(prompt: &[u32], dimensions: usize) -> impl Iterator<Item
         let hash = xxhash_rust::xxh3::xxh3_64_with_seed(&bytes, i as u64);
         (hash % 17) as f32 / 8.0 - 1.0
     })
-}
-
-/// Standard base64 with padding.
-fn base64(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for part in bytes.chunks(3) {
-        let byte = |at: usize| u32::from(part.get(at).copied().unwrap_or_default());
-        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
-        for place in 0..4 {
-            let digit = DIGITS[(bits >> (18 - 6 * place)) as usize & 63];
-            out.push(if place <= part.len() { char::from(digit) } else { '=' });
-        }
-    }
-    out
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn base64_is_padded() {
-        for (plain, encoded) in [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v")] {
-            assert_eq!(base64(plain.as_bytes()), encoded);
-        }
-    }
 }

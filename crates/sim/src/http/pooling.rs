@@ -12,11 +12,10 @@ use serde_json::Value;
 
 use super::connection::ConnectionControl;
 use super::request_body::{random_hex, read_model};
-use super::{App, Shared, audio, embed, parse, scoring, unix_seconds};
+use super::{App, Shared, apply_faults, audio, embed, parse, scoring, unix_seconds};
 use crate::adapters::Adapters;
 use crate::config::SimConfig;
 use crate::error::{ApiError, json_response};
-use crate::faults::RequestFaults;
 
 /// Makes the reply to a body of a known model, except for its date. The text is the request's id.
 type Answer = fn(&Value, &SimConfig, &str) -> Result<Value, ApiError>;
@@ -63,7 +62,7 @@ async fn serve_form(
     let recorded = form.as_ref().map_or_else(|_| Value::Null, audio::Form::recorded);
     app.log.push(path, &headers, recorded.to_string().as_bytes());
     let faults = app.faults.of_request(false, false);
-    if let Some(refused) = apply_faults(&faults, &connection).await {
+    if let Some(refused) = apply_faults(&faults, &connection, ApiError::into_response).await {
         return refused;
     }
     let given_id = headers.get("x-request-id").and_then(|id| id.to_str().ok());
@@ -89,7 +88,7 @@ async fn serve(
         return ApiError::new(StatusCode::NOT_FOUND, "Not Found").into_response();
     }
     let faults = app.faults.of_request(false, false);
-    if let Some(refused) = apply_faults(&faults, &connection).await {
+    if let Some(refused) = apply_faults(&faults, &connection, ApiError::into_response).await {
         return refused;
     }
     let given_id = headers.get("x-request-id").and_then(|id| id.to_str().ok());
@@ -116,20 +115,4 @@ fn check(body: &Value, config: &SimConfig, adapters: &Adapters) -> Result<(), Ap
         Some(member) => Err(ApiError::bad_request(member, "only the router may say this.")),
         None => Ok(()),
     }
-}
-
-/// Applies the faults that occur before a reply.
-async fn apply_faults(faults: &RequestFaults, connection: &ConnectionControl) -> Option<Response> {
-    if let Some(delay) = faults.delay {
-        tokio::time::sleep(delay).await;
-    }
-    if faults.hang {
-        std::future::pending::<()>().await;
-    }
-    if faults.reset {
-        connection.cut_in_head();
-    }
-    let status = faults.reset.then_some(500).or(faults.status)?;
-    let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    Some(ApiError::new(status, "A fault was injected.").into_response())
 }

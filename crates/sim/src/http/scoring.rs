@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::embed::{embedding, inputs, usage};
+use super::embed::{embedding, inputs, list};
 use crate::config::SimConfig;
 use crate::error::ApiError;
 
@@ -22,13 +22,7 @@ pub(super) fn score(body: &Value, config: &SimConfig, id: &str) -> Result<Value,
             json!({"index": index, "object": "score", "score": relevance(pair)})
         })
         .collect();
-    Ok(json!({
-        "id": format!("score-{id}"),
-        "object": "list",
-        "model": body["model"],
-        "data": data,
-        "usage": usage(tokens(&pairs)),
-    }))
+    Ok(list(&format!("score-{id}"), body, data, tokens(&pairs)))
 }
 
 /// The reply to `/rerank`: the documents, the most relevant ones first.
@@ -69,13 +63,7 @@ pub(super) fn classify(body: &Value, config: &SimConfig, id: &str) -> Result<Val
             json!({"index": index, "label": label, "probs": probs, "num_classes": 2})
         })
         .collect();
-    Ok(json!({
-        "id": format!("classify-{id}"),
-        "object": "list",
-        "model": body["model"],
-        "data": data,
-        "usage": usage(tokens(&prompts)),
-    }))
+    Ok(list(&format!("classify-{id}"), body, data, tokens(&prompts)))
 }
 
 /// Each pair as one prompt.
