@@ -4,10 +4,8 @@
 //! Each policy has a router of its own, in this process and on loopback, in front of the same engines.
 //! A router in service is not touched.
 
-use std::fs::File;
-use std::io::BufReader;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
@@ -18,13 +16,15 @@ use splitrail_config::model::{
 };
 use splitrail_config::{BlockSize, Config};
 use splitrail_replay::named::kind_of;
-use splitrail_replay::{svg, trace};
+use splitrail_replay::svg;
+use splitrail_replay::trace::TraceSelection;
 use splitrail_router::assemble::assemble;
 use splitrail_router::run::{Running, wait_ready};
 use splitrail_settings::command::{Failure, exit};
 
 use crate::not_assembled;
 use crate::progress::{ProgressBar, write_file};
+use crate::replay_command::read_trace;
 
 mod client;
 mod prompts;
@@ -144,11 +144,8 @@ fn prompts(args: &BenchArgs, model: &Model) -> Result<Prompts, Failure> {
         };
         return Ok(synthetic_agents(requests, TURNS, block_tokens));
     }
-    let file = File::open(&args.from)
-        .map_err(|error| Failure::new(exit::NO_INPUT, format!("{}: {error}", args.from)))?;
-    let select = trace::TraceSelection { model: Some(&model.name), ..Default::default() };
-    let workload = trace::read(BufReader::new(file), select)
-        .map_err(|error| Failure::new(exit::DATA_ERROR, format!("{}: {error}", args.from)))?;
+    let select = TraceSelection { model: Some(&model.name), ..TraceSelection::default() };
+    let workload = read_trace(Path::new(&args.from), select)?;
     Ok(Prompts::of_trace(&workload, requests, TURNS))
 }
 

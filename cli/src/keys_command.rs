@@ -3,12 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use splitrail_access::keys::{Grant, generate};
 use splitrail_config::keys::{self, KeyEntry, KeysFile, OperatorRole};
 use splitrail_settings::command::{Failure, exit};
 use splitrail_settings::process::replace_whole;
+
+use crate::named_value::named;
 
 /// Manages the API keys of clients and operators.
 #[derive(Args)]
@@ -47,8 +49,8 @@ struct NewArgs {
     #[arg(long, group = "grant")]
     tenant: Option<String>,
     /// Makes a key for the admin listener with this role, instead of one for a tenant.
-    #[arg(long, group = "grant")]
-    role: Option<RoleArg>,
+    #[arg(long, group = "grant", value_parser = named::<OperatorRole>(&["admin", "read"]))]
+    role: Option<OperatorRole>,
     /// The file to which the entry is added; it is created if it does not exist. Without it, the
     /// entry is printed.
     #[arg(long)]
@@ -62,12 +64,6 @@ struct NewArgs {
     /// Prints `{"key", "entry"}` as JSON.
     #[arg(long)]
     json: bool,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum RoleArg {
-    Admin,
-    Read,
 }
 
 /// Runs the command; returns what it prints.
@@ -85,8 +81,7 @@ pub(crate) fn run(args: KeysArgs) -> Result<String, Failure> {
 fn new(args: NewArgs) -> Result<String, Failure> {
     let grant = match (args.tenant, args.role) {
         (Some(tenant), _) => Grant::Tenant(tenant.into()),
-        (None, Some(RoleArg::Admin)) => Grant::Role(OperatorRole::Admin),
-        (None, _) => Grant::Role(OperatorRole::Read),
+        (None, role) => Grant::Role(role.unwrap_or(OperatorRole::Read)),
     };
     let now = SystemTime::now();
     let expires = args.expires.map(|days| {

@@ -2,12 +2,11 @@
 
 use std::fs::File;
 use std::os::fd::AsFd as _;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand};
 use splitrail_router::assemble::AssembleError;
 use splitrail_router::core::Core;
 use splitrail_router::reload::WatchedFile;
@@ -30,6 +29,7 @@ mod drain_command;
 mod explain_command;
 mod health_command;
 mod keys_command;
+mod named_value;
 mod output;
 mod progress;
 mod quickstart;
@@ -51,7 +51,7 @@ use explain_command::ExplainArgs;
 use health_command::HealthArgs;
 use keys_command::KeysArgs;
 use output::Output;
-use quickstart::QuickstartError;
+use quickstart::{QuickstartArgs, QuickstartError};
 use reload_command::ReloadArgs;
 use replay_command::ReplayArgs;
 use serve_args::ServeArgs;
@@ -97,35 +97,7 @@ enum Command {
     /// Runs the router.
     Serve(ServeArgs),
     /// Runs a simulated P/D cluster and the router in front of it, on loopback.
-    Quickstart {
-        /// Number of prefill engines.
-        #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=32))]
-        prefill: u8,
-        /// Number of decode engines.
-        #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=32))]
-        decode: u8,
-        /// Port of the OpenAI API; 0 for any free port.
-        #[arg(long, default_value_t = 8000)]
-        http_port: u16,
-        /// Port of the gRPC API.
-        #[arg(long, default_value_t = 8001)]
-        grpc_port: u16,
-        /// Port of the admin listener.
-        #[arg(long, default_value_t = 9090)]
-        admin_port: u16,
-        /// The flow of requests.
-        #[arg(long, value_enum, default_value_t = FlowArg::DecodeFirst)]
-        flow: FlowArg,
-        /// Switches on peer fetches and prewarming.
-        #[arg(long)]
-        peer_fetch: bool,
-        /// A JSON file with addresses and models that is written once everything is bound.
-        #[arg(long)]
-        ready_file: Option<PathBuf>,
-        /// Prints the router's configuration before it serves.
-        #[arg(long)]
-        print_config: bool,
-    },
+    Quickstart(QuickstartArgs),
     /// Runs one simulated engine.
     SimEngine(Box<SimArgs>),
     /// Runs a trace through a policy on a simulated cluster, in virtual time.
@@ -180,29 +152,6 @@ fn variable(path: &[&str], flag: &str) -> String {
     variable_name(&[&["SPLITRAIL"], path, &[flag]].concat())
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum FlowArg {
-    #[value(name = "aggregated")]
-    Aggregated,
-    #[value(name = "prefill_first")]
-    PrefillFirst,
-    #[value(name = "decode_first")]
-    DecodeFirst,
-    #[value(name = "auto")]
-    Auto,
-}
-
-impl From<FlowArg> for splitrail_config::Flow {
-    fn from(flow: FlowArg) -> Self {
-        match flow {
-            FlowArg::Aggregated => Self::Aggregated,
-            FlowArg::PrefillFirst => Self::PrefillFirst,
-            FlowArg::DecodeFirst => Self::DecodeFirst,
-            FlowArg::Auto => Self::Auto,
-        }
-    }
-}
-
 fn main() -> ExitCode {
     let args: Args = match parse(&BUILD, variable) {
         Ok(args) => args,
@@ -210,15 +159,13 @@ fn main() -> ExitCode {
     };
     // Where to send a request, or what a load has shown, is not to stand among lines of the router.
     let level = match args.command {
-        Command::Quickstart { .. } | Command::Bench(_) => LevelFilter::WARN,
+        Command::Quickstart(_) | Command::Bench(_) => LevelFilter::WARN,
         _ => LevelFilter::INFO,
     };
     logging::init(args.log_format, level);
     // The output of commands that keep running is only read as logs.
-    let runs_on = matches!(
-        args.command,
-        Command::Serve(_) | Command::Quickstart { .. } | Command::SimEngine(_)
-    );
+    let runs_on =
+        matches!(args.command, Command::Serve(_) | Command::Quickstart(_) | Command::SimEngine(_));
     let logs = runs_on && args.log_format == LogFormat::Json;
     let ended = match tokio::runtime::Runtime::new() {
         Ok(runtime) => {
@@ -235,28 +182,7 @@ fn main() -> ExitCode {
 async fn run(command: Command, logs: bool) -> Result<(), Failure> {
     match command {
         Command::Serve(args) => serve(args, logs).await,
-        Command::Quickstart {
-            prefill,
-            decode,
-            http_port,
-            grpc_port,
-            admin_port,
-            flow,
-            peer_fetch,
-            ready_file,
-            print_config,
-        } => {
-            let options = quickstart::Options {
-                prefill: prefill.into(),
-                decode: decode.into(),
-                http_port,
-                grpc_port,
-                admin_port,
-                flow: flow.into(),
-                peer_fetch,
-            };
-            run_quickstart(&options, ready_file, print_config).await
-        }
+        Command::Quickstart(args) => run_quickstart(&args).await,
         Command::SimEngine(args) => sim_engine::run(*args).await,
         Command::Replay(args) => replay_command::run(&args),
         Command::Bench(args) => print_line(&bench_command::run(args).await?),
@@ -322,16 +248,12 @@ fn queue_log_lines(core: &Core) -> std::io::Result<LineQueue> {
     }))
 }
 
-async fn run_quickstart(
-    options: &quickstart::Options,
-    ready_file: Option<PathBuf>,
-    print_config: bool,
-) -> Result<(), Failure> {
-    if options.peer_fetch && options.flow == splitrail_config::Flow::Aggregated {
+async fn run_quickstart(args: &QuickstartArgs) -> Result<(), Failure> {
+    if args.peer_fetch && args.flow == splitrail_config::Flow::Aggregated {
         let message = "--peer-fetch needs a flow with a prefill leg, which `aggregated` has not";
         return Err(Failure::new(exit::USAGE, message));
     }
-    let started = quickstart::start(options).await;
+    let started = quickstart::start(args).await;
     let started = started.map_err(|error| match error {
         QuickstartError::Io(error) => error.into(),
         error => Failure::new(exit::UNAVAILABLE, error.to_string()),
@@ -341,13 +263,13 @@ async fn run_quickstart(
         let message = format!("the quickstart did not become ready: {reason}");
         return Err(Failure::new(exit::UNAVAILABLE, message));
     }
-    if print_config {
+    if args.print_config {
         print_line(&started.yaml)?;
     }
     let signals = Signals::watch()?.stopped_by_terminal();
     print_line(&started.hints())?;
-    if let Some(path) = ready_file {
-        started.running.write_ready_file(&path).map_err(|error| Failure::unwritten(&error))?;
+    if let Some(path) = &args.ready_file {
+        started.running.write_ready_file(path).map_err(|error| Failure::unwritten(&error))?;
     }
     let (running, _engines) = started.split();
     let lines = queue_log_lines(running.core())?;

@@ -5,8 +5,9 @@
 use std::fmt::Write as _;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use clap::Args;
 use splitrail_config::{Flow, Problems, RequestFlow};
 use splitrail_router::assemble::{AssembleError, assemble};
 use splitrail_router::run::Running;
@@ -14,29 +15,45 @@ use splitrail_settings::variables::escaped;
 use splitrail_sim::{Role, SimConfig, SimEngine, write_tokenizer};
 use tempfile::TempDir;
 
+use crate::named_value::named;
+
 /// The simulated model's name.
 pub(crate) const MODEL: &str = "sim";
 
 /// The options of a quickstart.
-#[derive(Clone, Debug)]
-pub(crate) struct Options {
+#[derive(Args)]
+pub(crate) struct QuickstartArgs {
     /// Number of prefill engines.
-    pub(crate) prefill: usize,
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=32))]
+    prefill: u8,
     /// Number of decode engines.
-    pub(crate) decode: usize,
-    /// Port of the OpenAI API.
-    pub(crate) http_port: u16,
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=32))]
+    decode: u8,
+    /// Port of the OpenAI API; 0 for any free port.
+    #[arg(long, default_value_t = 8000)]
+    http_port: u16,
     /// Port of the gRPC API.
-    pub(crate) grpc_port: u16,
+    #[arg(long, default_value_t = 8001)]
+    grpc_port: u16,
     /// Port of the admin listener.
-    pub(crate) admin_port: u16,
+    #[arg(long, default_value_t = 9090)]
+    admin_port: u16,
     /// The flow of requests.
+    #[arg(long, default_value = "decode_first")]
+    #[arg(value_parser = named::<Flow>(&["aggregated", "prefill_first", "decode_first", "auto"]))]
     pub(crate) flow: Flow,
-    /// Whether peer fetches and prewarming are on.
+    /// Switches on peer fetches and prewarming.
+    #[arg(long)]
     pub(crate) peer_fetch: bool,
+    /// A JSON file with addresses and models that is written once everything is bound.
+    #[arg(long)]
+    pub(crate) ready_file: Option<PathBuf>,
+    /// Prints the router's configuration before it serves.
+    #[arg(long)]
+    pub(crate) print_config: bool,
 }
 
-impl Options {
+impl QuickstartArgs {
     /// The error of a router that could not listen, with the flag that names another port.
     fn name_port_flag(&self, error: io::Error) -> io::Error {
         let flags = [
@@ -94,19 +111,19 @@ pub(crate) struct Engines {
 ///
 /// # Errors
 /// A port is in use, or temporary files cannot be written.
-pub(crate) async fn start(options: &Options) -> Result<Quickstart, QuickstartError> {
+pub(crate) async fn start(args: &QuickstartArgs) -> Result<Quickstart, QuickstartError> {
     let files = tempfile::Builder::new().prefix("splitrail-").tempdir()?;
     write_tokenizer(files.path())?;
-    let roles = roles(options);
+    let roles = roles(args);
     let mut engines = Vec::with_capacity(roles.len());
     for (_, role) in &roles {
         engines.push(SimEngine::start(engine_config(*role)).await?);
     }
-    let yaml = yaml(options, &roles, &engines, files.path());
+    let yaml = yaml(args, &roles, &engines, files.path());
     let loaded = splitrail_config::parse("quickstart.yaml", &yaml, files.path())?;
     let listen = loaded.config.listen.clone();
     let running = Running::start(assemble(loaded.config, None)?, &listen).await;
-    let running = running.map_err(|error| options.name_port_flag(error))?;
+    let running = running.map_err(|error| args.name_port_flag(error))?;
     Ok(Quickstart { running, yaml, engines: Engines { _engines: engines, _files: files } })
 }
 
@@ -119,13 +136,13 @@ const PEER_FETCH: &str = "    peer_fetch: two_step
 ";
 
 /// Names and roles of the engines. Without hand-offs, all engines serve both legs.
-fn roles(options: &Options) -> Vec<(String, Role)> {
-    let prefill = (0..options.prefill).map(|i| (format!("p{i}"), Role::Prefill));
-    let decode = (0..options.decode).map(|i| (format!("d{i}"), Role::Decode));
-    match options.flow {
+fn roles(args: &QuickstartArgs) -> Vec<(String, Role)> {
+    let prefill = (0..args.prefill).map(|i| (format!("p{i}"), Role::Prefill));
+    let decode = (0..args.decode).map(|i| (format!("d{i}"), Role::Decode));
+    match args.flow {
         Flow::PrefillFirst | Flow::DecodeFirst | Flow::Auto => prefill.chain(decode).collect(),
         Flow::Aggregated => {
-            (0..options.prefill + options.decode).map(|i| (format!("w{i}"), Role::Both)).collect()
+            (0..args.prefill + args.decode).map(|i| (format!("w{i}"), Role::Both)).collect()
         }
     }
 }
@@ -143,12 +160,12 @@ fn engine_config(role: Role) -> SimConfig {
 }
 
 fn yaml(
-    options: &Options,
+    args: &QuickstartArgs,
     roles: &[(String, Role)],
     engines: &[SimEngine],
     tokenizer: &Path,
 ) -> String {
-    let flow = RequestFlow::from(options.flow);
+    let flow = RequestFlow::from(args.flow);
     let connector = if flow.hands_over() { "nixl" } else { "none" };
     let flow = flow.name();
     let mut workers = String::new();
@@ -168,7 +185,7 @@ fn yaml(
         );
     }
     let block_size = SimConfig::default().block_size;
-    let peer_fetch = if options.peer_fetch { PEER_FETCH } else { "" };
+    let peer_fetch = if args.peer_fetch { PEER_FETCH } else { "" };
     format!(
         "listen:
   http: {}
@@ -186,9 +203,9 @@ models:
     local_prefill_max_tokens: {block_size}
 {peer_fetch}    workers:
 {workers}",
-        loopback(options.http_port),
-        loopback(options.grpc_port),
-        loopback(options.admin_port),
+        loopback(args.http_port),
+        loopback(args.grpc_port),
+        loopback(args.admin_port),
         escaped(&tokenizer.display().to_string()),
     )
 }

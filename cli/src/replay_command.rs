@@ -1,5 +1,6 @@
 //! `splitrail replay`: runs a trace through the router's decisions, in virtual time.
 
+use std::fmt::Display;
 use std::fs::File;
 use std::io::{BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -8,8 +9,9 @@ use serde_json::json;
 use splitrail_config::{Flow, HitThreshold, Parts, Role};
 use splitrail_policy::threshold::DEFAULT_THRESHOLD_RATIO;
 use splitrail_replay::placement::PlacementRecord;
+use splitrail_replay::trace::{self, TraceSelection};
 use splitrail_replay::{
-    Entry, FetchBounds, NamedPolicy, PolicyReport, compare, cost_model, svg, sweep, table, trace,
+    Entry, FetchBounds, NamedPolicy, PolicyReport, compare, cost_model, svg, sweep, table,
 };
 use splitrail_settings::command::{Failure, exit, print_error, print_line};
 use splitrail_sim::cluster::{SimulationResult, Workload};
@@ -29,19 +31,21 @@ const CONFIGURED: &str = "configured";
 /// The policy without a configuration.
 const DEFAULT_POLICY: &str = "least_loaded";
 
+/// Reads a trace from a file.
+pub(crate) fn read_trace(path: &Path, select: TraceSelection<'_>) -> Result<Workload, Failure> {
+    let failure =
+        |code, error: &dyn Display| Failure::new(code, format!("{}: {error}", path.display()));
+    let file = File::open(path).map_err(|error| failure(exit::NO_INPUT, &error))?;
+    trace::read(BufReader::new(file), select).map_err(|error| failure(exit::DATA_ERROR, &error))
+}
+
 pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     let mut entries = entries(args)?;
     if !args.loads.is_empty() {
         entries = sweep(&entries, &args.loads);
     }
-    let file = File::open(&args.trace).map_err(|error| {
-        Failure::new(exit::NO_INPUT, format!("{}: {error}", args.trace.display()))
-    })?;
-    let select =
-        trace::TraceSelection { block_tokens: args.block_tokens, model: args.serve.as_deref() };
-    let workload = trace::read(BufReader::new(file), select).map_err(|error| {
-        Failure::new(exit::DATA_ERROR, format!("{}: {error}", args.trace.display()))
-    })?;
+    let select = TraceSelection { block_tokens: args.block_tokens, model: args.serve.as_deref() };
+    let workload = read_trace(&args.trace, select)?;
     let mut bar = ProgressBar::new(entries.len() * workload.requests().len());
     let mut reports = Vec::with_capacity(entries.len());
     // Two outcomes of the same traffic are compared.

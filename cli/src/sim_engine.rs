@@ -4,19 +4,21 @@ use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use serde_json::json;
 use splitrail_router::run::{Signals, write_whole};
 use splitrail_settings::command::Failure;
 use splitrail_sim::{Role, SimConfig, SimEngine};
 use tokio::net::lookup_host;
 
+use crate::named_value::named;
+
 /// The properties of the engine.
 #[derive(Args)]
 pub(crate) struct SimArgs {
     /// The legs that it serves.
-    #[arg(long, value_enum, default_value_t = RoleArg::Both)]
-    role: RoleArg,
+    #[arg(long, default_value = "both", value_parser = named::<Role>(&["prefill", "decode", "both"]))]
+    role: Role,
     /// The address to listen on, or a name of this host; hand-offs name it to other engines.
     #[arg(long, default_value = "127.0.0.1")]
     host: String,
@@ -51,9 +53,6 @@ pub(crate) struct SimArgs {
     /// Number of data-parallel ranks; rank r publishes and replays r ports further.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     data_parallel: u16,
-    /// Whether `X-data-parallel-rank` pins a request to a rank.
-    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
-    honour_rank_header: bool,
     /// Microseconds to compute one uncached prompt token.
     #[arg(long, default_value_t = 200)]
     prefill_us_per_token: u64,
@@ -63,19 +62,9 @@ pub(crate) struct SimArgs {
     /// Microseconds to transfer one KV block.
     #[arg(long, default_value_t = 100)]
     transfer_us_per_block: u64,
-    /// Milliseconds for which a hand-off is kept.
-    #[arg(long, default_value_t = 30_000)]
-    lease_ms: u64,
     /// A JSON file with its addresses that is written once everything is bound.
     #[arg(long)]
     ready_file: Option<PathBuf>,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum RoleArg {
-    Prefill,
-    Decode,
-    Both,
 }
 
 /// The address of a host, at which other engines can fetch hand-offs.
@@ -99,29 +88,22 @@ async fn address_of(host: &str) -> io::Result<IpAddr> {
 /// # Errors
 /// The host has no address, a port is in use, or the ready file cannot be written.
 pub(crate) async fn run(args: SimArgs) -> Result<(), Failure> {
-    let role = match args.role {
-        RoleArg::Prefill => Role::Prefill,
-        RoleArg::Decode => Role::Decode,
-        RoleArg::Both => Role::Both,
-    };
     let engine = SimEngine::start(SimConfig {
         host: address_of(&args.host).await?,
         http_port: args.http_port,
         kv_events_port: Some(args.kv_events_port),
         kv_replay_port: Some(args.kv_replay_port),
         model: args.model.clone(),
-        role,
+        role: args.role,
         block_size: args.block_size as usize,
         kv_blocks: args.kv_blocks,
         prefill_us_per_token: args.prefill_us_per_token,
         decode_us_per_step: args.decode_us_per_step,
         transfer_us_per_block: args.transfer_us_per_block,
-        lease_ms: args.lease_ms,
         honour_threshold: args.honour_threshold,
         embeds: args.embeds,
         transcribes: args.transcribes,
         data_parallel: args.data_parallel,
-        honour_rank_header: args.honour_rank_header,
         ..SimConfig::default()
     })
     .await?;

@@ -24,7 +24,7 @@ pub(crate) struct UsageArgs {
     #[arg(long, required = true, num_args = 1.., value_name = "FILE")]
     ledger: Vec<PathBuf>,
     /// Counts requests that ended within this time, for example `1d`, `12h` or `30m`.
-    #[arg(long, value_parser = period)]
+    #[arg(long, value_parser = humantime::parse_duration)]
     since: Option<Duration>,
     /// Sums the requests of each session apart, those without one together.
     #[arg(long)]
@@ -35,46 +35,31 @@ pub(crate) struct UsageArgs {
 }
 
 /// A line of the ledger file, as far as it counts here.
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
+#[serde(default)]
 struct Line {
-    #[serde(default)]
     lost_records: u64,
-    #[serde(default)]
     tenant: Option<String>,
-    #[serde(default)]
     session: Option<String>,
-    #[serde(default)]
     model: String,
-    #[serde(default)]
     outcome: String,
-    #[serde(default)]
     ended_unix_ms: u64,
-    #[serde(default)]
     unix_ms: u64,
-    #[serde(default)]
     prompt_tokens: Option<u64>,
-    #[serde(default)]
     cached_tokens: Option<u64>,
-    #[serde(default)]
     completion_tokens: Option<u64>,
-    #[serde(default)]
     wasted_prompt_tokens: u64,
-    #[serde(default)]
     endpoint: String,
-    #[serde(default)]
     prompts: Vec<Prompt>,
 }
 
 /// A prompt of a line, as far as it counts here.
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
+#[serde(default)]
 struct Prompt {
-    #[serde(default)]
     prompt_tokens: Option<u64>,
-    #[serde(default)]
     cached_tokens: Option<u64>,
-    #[serde(default)]
     completion_tokens: Option<u64>,
-    #[serde(default)]
     further_sample: bool,
 }
 
@@ -141,18 +126,6 @@ pub(crate) fn run(args: &UsageArgs) -> Result<String, String> {
         }
     }
     Ok(if args.json { usage.to_json() } else { usage.to_table() })
-}
-
-/// A number with a unit: `d`, `h`, `m` or `s`.
-fn period(text: &str) -> Result<Duration, String> {
-    let units = [('d', 86_400), ('h', 3600), ('m', 60), ('s', 1)];
-    let read = || {
-        let unit = text.chars().last()?;
-        let (_, seconds) = units.into_iter().find(|(name, _)| *name == unit)?;
-        let number: u64 = text[..text.len() - 1].parse().ok()?;
-        number.checked_mul(seconds).map(Duration::from_secs)
-    };
-    read().ok_or_else(|| "write a number with a unit: `1d`, `12h`, `30m` or `90s`".to_owned())
 }
 
 impl Usage {

@@ -1,5 +1,6 @@
 //! The prompts of a load: their lengths and which prefixes they share.
 
+use splitrail_policy::SplitMix64;
 use splitrail_sim::cluster::Workload;
 
 /// A prompt, without its tokens.
@@ -64,12 +65,12 @@ impl Prompts {
 pub(super) fn synthetic_agents(requests: usize, turns: usize, block_tokens: u32) -> Prompts {
     let size = requests.div_ceil(turns).max(1);
     let sizes = (0..requests).step_by(size).map(|from| size.min(requests - from));
-    let mut random = Random(1);
+    let mut random = SplitMix64::new(1);
     let turns = sizes.map(|size| sessions(size, block_tokens, &mut random)).collect();
     Prompts { turns, block_tokens }
 }
 
-fn sessions(requests: usize, block_tokens: u32, random: &mut Random) -> Vec<Prompt> {
+fn sessions(requests: usize, block_tokens: u32, random: &mut SplitMix64) -> Vec<Prompt> {
     let blocks_of = |tokens: u32| tokens.div_ceil(block_tokens);
     let (shared, growth) = (blocks_of(SYSTEM_TOKENS), blocks_of(GROWTH_TOKENS));
     let count = requests.div_ceil(SESSION_REQUESTS);
@@ -77,7 +78,7 @@ fn sessions(requests: usize, block_tokens: u32, random: &mut Random) -> Vec<Prom
     for round in 0..SESSION_REQUESTS {
         let mut order: Vec<usize> = (0..count).collect();
         for last in (1..count).rev() {
-            order.swap(last, random.below(last + 1));
+            order.swap(last, below(random, last + 1));
         }
         for session in order {
             let own = growth * SESSION_REQUESTS as u32;
@@ -108,20 +109,13 @@ impl Prompt {
 fn tokens_of(seed: u64, block: u64) -> impl Iterator<Item = u32> {
     const FIRST: u32 = 10;
     const COUNT: usize = 240;
-    let mut random = Random(seed ^ block.wrapping_mul(0xd6e8_feb8_6659_fd93));
-    std::iter::repeat_with(move || FIRST + random.below(COUNT) as u32)
+    let mut random = SplitMix64::new(seed ^ block.wrapping_mul(0xd6e8_feb8_6659_fd93));
+    std::iter::repeat_with(move || FIRST + below(&mut random, COUNT) as u32)
 }
 
-/// SplitMix64: the same numbers for the same seed.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((u128::from(mixed ^ (mixed >> 31)) * limit as u128) >> 64) as usize
-    }
+/// A number below a limit.
+fn below(random: &mut SplitMix64, limit: usize) -> usize {
+    ((u128::from(random.next_u64()) * limit as u128) >> 64) as usize
 }
 
 #[cfg(test)]

@@ -15,8 +15,16 @@ pub(crate) struct MergedWorker<'s> {
     pub(crate) seen: Vec<(usize, &'s WorkerSnapshot)>,
 }
 
-/// Order of roles in tables: in the order of a request's legs.
-const ROLES: [&str; 3] = ["prefill", "decode", "both"];
+/// The place of a role in tables: in the order of a request's legs.
+pub(crate) fn role_place(role: &str) -> usize {
+    const ROLES: [&str; 3] = ["prefill", "decode", "both"];
+    ROLES.iter().position(|known| *known == role).unwrap_or(ROLES.len())
+}
+
+/// Whether a worker in this state gets new work.
+pub(crate) fn takes_work(state: &str) -> bool {
+    matches!(state, "joining" | "warming" | "serving")
+}
 
 /// The workers of several replicas, ordered by model, role and id; each list has the place of its
 /// replica.
@@ -27,9 +35,9 @@ pub(crate) fn merge<'s>(
     let mut roles: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     for (replica, list) in lists {
         for worker in list {
-            let role = ROLES.iter().position(|role| *role == worker.role).unwrap_or(ROLES.len());
             // If replicas disagree on a role, the first one decides the order.
-            let role = *roles.entry((&worker.model, &worker.id)).or_insert(role);
+            let role = roles.entry((&worker.model, &worker.id));
+            let role = *role.or_insert_with(|| role_place(&worker.role));
             let merged = workers.entry((&worker.model, role, Natural(&worker.id)));
             let merged = merged.or_insert_with(|| MergedWorker {
                 model: &worker.model,

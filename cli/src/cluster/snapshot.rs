@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// One replica at one moment.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct ReplicaState {
     /// The replica's version.
     pub(crate) version: String,
@@ -51,7 +51,7 @@ pub(crate) struct Attention {
 }
 
 /// A worker as one replica sees it; the members have the names of `GET /admin/workers`.
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct WorkerSnapshot {
     pub(crate) model: String,
@@ -95,7 +95,7 @@ pub(crate) struct WorkerSnapshot {
 }
 
 /// How many times as long as the usual worker of its role a worker takes; `None` if that is not known.
-#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct SlowdownSnapshot {
     /// To compute a prompt.
@@ -112,7 +112,7 @@ impl SlowdownSnapshot {
 }
 
 /// Prompt tokens of a worker.
-#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct HitsSnapshot {
     pub(crate) prompt_tokens: u64,
@@ -120,7 +120,7 @@ pub(crate) struct HitsSnapshot {
 }
 
 /// The legs of a worker.
-#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct LegsSnapshot {
     pub(crate) prefill: LegTimesSnapshot,
@@ -128,7 +128,7 @@ pub(crate) struct LegsSnapshot {
 }
 
 /// The legs of one kind, and their time in total.
-#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct LegTimesSnapshot {
     pub(crate) count: u64,

@@ -16,7 +16,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use super::requests;
 use crate::admin::{AskError, Replica};
-use crate::cluster::{WorkerSnapshot, ask_all, workers};
+use crate::cluster::{WorkerSnapshot, ask_all, takes_work, workers};
 
 /// Time between two rounds of questions.
 const ROUND: Duration = Duration::from_millis(500);
@@ -300,8 +300,8 @@ fn effect_of_last(worker: &WorkerSnapshot) -> &'static str {
 fn is_last(worker: &WorkerSnapshot, all: &[WorkerSnapshot]) -> bool {
     let replaces = |other: &WorkerSnapshot| {
         let has_role = other.role == worker.role || other.role == "both" || worker.role == "both";
-        let takes_work = matches!(&*other.state, "joining" | "warming" | "serving");
-        other.model == worker.model && other.id != worker.id && has_role && takes_work
+        let is_other = other.model == worker.model && other.id != worker.id;
+        is_other && has_role && takes_work(&other.state)
     };
     !all.iter().any(replaces)
 }

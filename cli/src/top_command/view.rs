@@ -6,6 +6,7 @@ use splitrail_settings::natural_order::compare;
 
 use super::live::{Decision, LiveSnapshot, Model, Percentiles, Sources, Worker};
 use super::options::{Options, Sort};
+use crate::cluster::role_place;
 
 /// What is known of one router.
 #[derive(Clone, Debug, Default)]
@@ -87,9 +88,6 @@ pub(super) struct View<'s> {
     /// The decisions, the newest first, with the clock of their router.
     pub(super) decisions: Vec<(u64, &'s Decision)>,
 }
-
-/// Order of roles: that of the legs of a request.
-const ROLES: [&str; 3] = ["prefill", "decode", "both"];
 
 impl<'s> View<'s> {
     /// What the routers say, of the models that are chosen.
@@ -199,11 +197,6 @@ fn place<'s>(rows: &mut Vec<Row<'s>>, model: &'s str, worker: &'s Worker) -> usi
     })
 }
 
-/// Whether a worker in this state gets new work.
-pub(super) fn takes_work(state: &str) -> bool {
-    matches!(state, "joining" | "warming" | "serving")
-}
-
 /// Whether a worker in this state gets new work and is not slowed down.
 pub(super) fn is_in_service(state: &str) -> bool {
     state == "serving"
@@ -253,10 +246,8 @@ fn issues(worker: &Worker) -> Vec<String> {
 }
 
 fn sort(rows: &mut [Row<'_>], by: Sort) {
-    let role = |row: &Row<'_>| ROLES.iter().position(|role| *role == row.role);
     rows.sort_by(|a, b| {
-        let group = (a.model, role(a).unwrap_or(ROLES.len()))
-            .cmp(&(b.model, role(b).unwrap_or(ROLES.len())));
+        let group = (a.model, role_place(a.role)).cmp(&(b.model, role_place(b.role)));
         let ratio =
             |a: Option<f64>, b: Option<f64>| b.unwrap_or(-1.0).total_cmp(&a.unwrap_or(-1.0));
         let chosen = match by {

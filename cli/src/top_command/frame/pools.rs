@@ -1,10 +1,11 @@
 //! The pools of workers, and what is wrong with workers.
 
 use super::{Paint, cell, figure, plain, styled};
+use crate::cluster::takes_work;
 use crate::safe_text::{columns, cut, distinct, printable};
 use crate::top_command::figures::{count, percent, time_ms};
 use crate::top_command::grid::Line;
-use crate::top_command::view::{Row, View, is_in_service, takes_work};
+use crate::top_command::view::{Row, View, is_in_service};
 
 /// Width of the columns around the id that are always there: its mark, a space, and the figures
 /// from the state on.
