@@ -41,7 +41,7 @@ pub(super) fn run(run: &mut Run) -> Result<(), Failure> {
         };
         let mine = serve(&ours);
         let published =
-            PublishedPolicy::ALL.iter().filter_map(|policy| NamedPolicy::by_name(policy.name()));
+            PublishedPolicy::ALL.iter().filter_map(|(name, _)| NamedPolicy::by_name(name));
         // Left out because it fetches prefixes over a network that the other policies do not have.
         let others: Vec<PolicyReport> =
             published.filter(|policy| policy.name != "mooncake_fetch").map(|p| serve(&p)).collect();

@@ -7,6 +7,8 @@ use splitrail_policy::queue::QueueConfig;
 use splitrail_replay::{FetchBounds, Model, Scenario, coefficients};
 use splitrail_sim::cluster::{ClusterConfig, CostModel, InsertAt};
 
+use crate::named_value::named;
+
 /// Runs a trace on a simulated cluster, in virtual time. Several policies or configurations give
 /// one table; docs/replay.md describes the model.
 #[derive(Args)]
@@ -64,8 +66,8 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_parser = blocks)]
     dcap: Option<usize>,
     /// When computed blocks become available in the cache.
-    #[arg(long, value_enum, default_value_t)]
-    insert_at: InsertAtArg,
+    #[arg(long, default_value = "end", value_parser = named::<InsertAt>(&["start", "end"]))]
+    insert_at: InsertAt,
     /// Maximum tokens of one prefill iteration; 0 serves one whole request at a time.
     #[arg(long)]
     budget: Option<u32>,
@@ -163,13 +165,6 @@ pub(crate) enum ModelArg {
     Engine,
 }
 
-#[derive(Clone, Copy, Default, ValueEnum)]
-enum InsertAtArg {
-    Start,
-    #[default]
-    End,
-}
-
 impl ReplayArgs {
     /// The scenario of the command line; the configuration determines what the command line leaves
     /// open.
@@ -193,12 +188,13 @@ impl ReplayArgs {
             decode_workers: workers(self.decode, configured.decode, base.decode_workers),
             prefill_cache_blocks: self.capacity_blocks,
             decode_cache_blocks: self.dcap.unwrap_or(decode_default),
-            insert_at: match self.insert_at {
-                InsertAtArg::Start => InsertAt::Start,
-                InsertAtArg::End => InsertAt::End,
-            },
+            insert_at: self.insert_at,
             budget_tokens: self.budget.map_or(base.budget_tokens, |b| (b > 0).then_some(b)),
             max_queue: self.max_queue,
+            local_threshold: match local {
+                Some(LocalShare::At(share)) => Some(share),
+                _ => None,
+            },
             chunk_tokens: self.chunk.unwrap_or(base.chunk_tokens),
             interference: self.kappa.unwrap_or(base.interference),
             kv_capacity_tokens: self.cost.kv_capacity.unwrap_or(base.kv_capacity_tokens),
@@ -211,10 +207,6 @@ impl ReplayArgs {
             rate: self.rate.unwrap_or(1.0),
             utilisation: self.utilisation,
             spread: self.spread,
-            local_threshold: match local {
-                Some(LocalShare::At(share)) => Some(share),
-                _ => None,
-            },
             queue: configured.queue.unwrap_or(Scenario::default().queue),
             auto_tbt_goal_ms: (local == Some(LocalShare::Auto)).then_some(self.tbt_goal),
             fetches: configured.fetches.or(self.fetch.then_some(FetchBounds::NONE)),

@@ -45,9 +45,6 @@ struct ChosenWorker {
 pub struct PolicyRouter {
     chooser: Chooser,
     assumed_coefficients: Vec<Coefficients>,
-    /// A decode worker that holds at least this share of a prompt's blocks computes the rest
-    /// itself.
-    local_threshold: Option<f64>,
     /// Random numbers for choices and tie-breaks. A decision that uses none takes none.
     draws: SplitMix64,
     turn: u64,
@@ -63,34 +60,25 @@ pub struct PolicyRouter {
 
 impl PolicyRouter {
     /// `assumed_coefficients` has one entry for each worker; the last one applies to all further
-    /// workers.
-    pub fn new(chooser: Chooser, assumed_coefficients: Vec<Coefficients>, seed: u64) -> Self {
+    /// workers. `fetches` bounds the fetches between workers, if they fetch under a configured policy.
+    pub fn new(
+        chooser: Chooser,
+        assumed_coefficients: Vec<Coefficients>,
+        fetches: Option<FetchBounds>,
+        seed: u64,
+    ) -> Self {
         Self {
             chooser,
             assumed_coefficients,
-            local_threshold: None,
             draws: SplitMix64::new(seed),
             turn: 0,
             feed: None,
-            fetches: None,
+            fetches,
             candidates: Vec::new(),
             sources: Vec::new(),
             last: ChosenWorker::default(),
             placement_record: PlacementRecord::default(),
         }
-    }
-
-    /// Lets a decode worker serve a request alone if it holds at least this share of the request's
-    /// blocks.
-    pub fn with_local_threshold(mut self, threshold: Option<f64>) -> Self {
-        self.local_threshold = threshold;
-        self
-    }
-
-    /// Lets workers fetch prefixes from each other, if the policy is a configured one.
-    pub fn fetching(mut self, fetches: Option<FetchBounds>) -> Self {
-        self.fetches = fetches;
-        self
     }
 
     fn choose(&mut self, cluster: &Cluster<'_>, request: usize) -> ChosenWorker {
@@ -125,18 +113,8 @@ impl PolicyRouter {
         let is_configured = matches!(self.chooser, Chooser::Configured(_));
         let fetches = self.fetches.filter(|_| is_configured);
         let assumed_coefficients = &self.assumed_coefficients;
-        self.feed.get_or_insert_with(|| {
-            Feed::new(cluster, sight, assumed_coefficients).fetching(fetches)
-        })
+        self.feed.get_or_insert_with(|| Feed::new(cluster, sight, assumed_coefficients, fetches))
     }
-}
-
-/// Decode-first of the reference model: the decode worker that holds most of the prompt, if that is
-/// enough.
-pub fn local_worker(cluster: &Cluster<'_>, request: usize, threshold: f64) -> Option<usize> {
-    let (worker, hits) = cluster.best_decode_holder(request);
-    let blocks = cluster.workload().requests()[request].blocks;
-    (f64::from(hits) >= threshold * f64::from(blocks)).then_some(worker)
 }
 
 impl PrefillView for PolicyRouter {
@@ -161,10 +139,6 @@ impl PrefillView for PolicyRouter {
 
 impl Router for PolicyRouter {
     fn arrive(&mut self, cluster: &Cluster<'_>, request: usize) -> Decision {
-        let local = self.local_threshold.and_then(|t| local_worker(cluster, request, t));
-        if let Some(worker) = local {
-            return Decision::Local(worker);
-        }
         let mut candidates = std::mem::take(&mut self.candidates);
         let mut sources = std::mem::take(&mut self.sources);
         let feed = self.feed(cluster);

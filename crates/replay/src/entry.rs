@@ -34,7 +34,7 @@ impl Entry {
         record: &mut PlacementRecord,
         watch: &mut dyn FnMut(usize),
     ) -> (SimulationResult, PolicyReport) {
-        let outcome = self.scenario.run_recording(workload, &self.policy, record, watch);
+        let outcome = self.scenario.run(workload, &self.policy, record, watch);
         let load = self.scenario.utilisation;
         let report =
             PolicyReport { load, ..PolicyReport::new(&self.policy.name, workload, &outcome) };

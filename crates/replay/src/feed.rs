@@ -8,7 +8,7 @@ use splitrail_policy::{
 use splitrail_sim::cluster::{Cluster, Peer, Placement, Workload};
 
 use crate::fetches::{FetchBounds, Fetches, number, peers, sender};
-use crate::published::{PublishedCandidate, VisibleBlocks};
+use crate::published::VisibleBlocks;
 
 /// How long a placement is remembered.
 const RECENT_NS: u64 = 120_000_000_000;
@@ -44,11 +44,13 @@ pub struct Feed {
 }
 
 impl Feed {
-    /// `sight` says which blocks count as present for the policy and for bookings.
+    /// `sight` says which blocks count as present for the policy and for bookings; `fetches` bounds
+    /// the fetches between workers, if they fetch.
     pub fn new(
         cluster: &Cluster<'_>,
         sight: VisibleBlocks,
         assumed_coefficients: &[Coefficients],
+        fetches: Option<FetchBounds>,
     ) -> Self {
         let workers = cluster.prefill_workers();
         let blocks = cluster.workload().distinct_blocks() as usize;
@@ -63,7 +65,7 @@ impl Feed {
         };
         Self {
             sight,
-            fetches: Fetches::default(),
+            fetches: Fetches::new(fetches),
             coefficients: (0..workers).map(known).collect(),
             pending: vec![vec![0; blocks]; of(VisibleBlocks::Pending)],
             recent: vec![vec![0; blocks]; of(VisibleBlocks::Recent)],
@@ -74,12 +76,6 @@ impl Feed {
             request_ns: vec![0; requests],
             conversations: Conversations::new(ConversationBounds::default()),
         }
-    }
-
-    /// Lets workers fetch prefixes from each other within these bounds.
-    pub fn fetching(mut self, bounds: Option<FetchBounds>) -> Self {
-        self.fetches = Fetches::new(bounds);
-        self
     }
 
     /// The workers of both pools that hold leading blocks of a request; none if workers do not fetch.
@@ -162,16 +158,16 @@ impl Feed {
         }));
     }
 
-    /// The candidates for a request as published policies see them.
+    /// The candidates for a request as published policies see them, by the blocks that they count.
     pub fn published(
         &self,
         cluster: &Cluster<'_>,
         request: usize,
         candidates: &[Candidate],
-    ) -> Vec<PublishedCandidate> {
-        let published = |candidate: &Candidate| PublishedCandidate {
-            candidate: *candidate,
-            visible_blocks: self.visible_blocks(cluster, request, candidate),
+    ) -> Vec<Candidate> {
+        let published = |candidate: &Candidate| Candidate {
+            overlap_blocks: self.visible_blocks(cluster, request, candidate),
+            ..*candidate
         };
         candidates.iter().map(published).collect()
     }

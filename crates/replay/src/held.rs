@@ -9,7 +9,6 @@ use splitrail_policy::{Candidate, Coefficients, FetchPlan, Policy, Source, mix};
 use splitrail_sim::cluster::{Cluster, Decision, Peer, Router};
 
 use crate::auto::PrefillView;
-use crate::driver::local_worker;
 use crate::feed::Feed;
 use crate::fetches::FetchBounds;
 use crate::placement::PlacementRecord;
@@ -25,7 +24,6 @@ pub struct HeldRouter {
     learns: bool,
     /// The bounds of fetches between workers, if they fetch.
     fetches: Option<FetchBounds>,
-    local_threshold: Option<f64>,
     /// Requests that were released in the last round and are not placed yet.
     released: VecDeque<(usize, Candidate, Option<FetchPlan>)>,
     /// Whether something has happened since the last round.
@@ -55,11 +53,14 @@ struct KnownWorker {
 
 impl HeldRouter {
     /// `assumed_coefficients` are the initial ones of each worker, the last one for all others. If
-    /// the router learns, they are replaced by what it observes.
+    /// the router `learns`, they are replaced by what it observes. `fetches` bounds the fetches
+    /// between workers, if they fetch.
     pub fn new(
         policy: Policy,
         queue: QueueConfig,
         assumed_coefficients: Vec<Coefficients>,
+        learns: bool,
+        fetches: Option<FetchBounds>,
         seed: u64,
     ) -> Self {
         Self {
@@ -67,34 +68,14 @@ impl HeldRouter {
             queue: Queue::new(queue),
             state: None,
             assumed_coefficients,
-            learns: false,
-            fetches: None,
-            local_threshold: None,
+            learns,
+            fetches,
             released: VecDeque::new(),
             due: false,
             due_ns: None,
             seed,
             placement_record: PlacementRecord::default(),
         }
-    }
-
-    /// Fits the coefficients to observations.
-    pub fn learning(mut self, learns: bool) -> Self {
-        self.learns = learns;
-        self
-    }
-
-    /// Lets workers fetch prefixes from each other.
-    pub fn fetching(mut self, fetches: Option<FetchBounds>) -> Self {
-        self.fetches = fetches;
-        self
-    }
-
-    /// Lets a decode worker serve a request alone if it holds at least this share of the request's
-    /// blocks.
-    pub fn with_local_threshold(mut self, threshold: Option<f64>) -> Self {
-        self.local_threshold = threshold;
-        self
     }
 
     fn state(&mut self, cluster: &Cluster<'_>) -> &mut ClusterView {
@@ -137,8 +118,7 @@ impl ClusterView {
             KnownWorker { learner, running: Vec::new() }
         };
         Self {
-            feed: Feed::new(cluster, VisibleBlocks::Pending, assumed_coefficients)
-                .fetching(fetches),
+            feed: Feed::new(cluster, VisibleBlocks::Pending, assumed_coefficients, fetches),
             workers: (0..cluster.prefill_workers()).map(known).collect(),
             began_ns: vec![0; cluster.workload().requests().len()],
         }
@@ -207,9 +187,6 @@ impl PrefillView for HeldRouter {
 
 impl Router for HeldRouter {
     fn arrive(&mut self, cluster: &Cluster<'_>, request: usize) -> Decision {
-        if let Some(worker) = self.local_threshold.and_then(|t| local_worker(cluster, request, t)) {
-            return Decision::Local(worker);
-        }
         let now_ns = cluster.now_ns();
         let draw = mix(self.seed ^ mix(request as u64));
         let state = self.state(cluster);

@@ -34,6 +34,22 @@ pub enum ReplayPolicy {
     Pooled(Pool),
 }
 
+/// The policies with names of their own that nobody has published.
+fn references() -> [(&'static str, ReplayPolicy); 9] {
+    let oracle = |look_ahead, fetch| ReplayPolicy::Oracle { look_ahead, fetch };
+    [
+        ("predicted_ttft", ReplayPolicy::Held(Policy::predicted_ttft())),
+        ("predicted_ttft_direct", ReplayPolicy::Configured(Policy::predicted_ttft())),
+        ("oracle", oracle(false, false)),
+        ("oracle_la", oracle(true, false)),
+        ("oracle_fetch", oracle(false, true)),
+        ("oracle_fetch_la", oracle(true, true)),
+        ("pooled_lru", ReplayPolicy::Pooled(Pool::SharedLru)),
+        ("pooled_belady", ReplayPolicy::Pooled(Pool::SharedClairvoyant)),
+        ("pooled_sjf", ReplayPolicy::Pooled(Pool::SharedShortestFirst)),
+    ]
+}
+
 /// The value of `kind` of a policy in a configuration.
 pub fn kind_of(policy: &Policy) -> String {
     let value = serde_json::to_value(policy).unwrap_or_default();
@@ -66,18 +82,10 @@ impl NamedPolicy {
     /// The policy with this name: a published one, a configurable one with or without its queue, or
     /// a reference.
     pub fn by_name(name: &str) -> Option<Self> {
-        let oracle = |look_ahead, fetch| ReplayPolicy::Oracle { look_ahead, fetch };
-        let kind = match name {
-            "oracle" => oracle(false, false),
-            "oracle_la" => oracle(true, false),
-            "oracle_fetch" => oracle(false, true),
-            "oracle_fetch_la" => oracle(true, true),
-            "predicted_ttft" => ReplayPolicy::Held(Policy::predicted_ttft()),
-            "predicted_ttft_direct" => ReplayPolicy::Configured(Policy::predicted_ttft()),
-            "pooled_lru" => ReplayPolicy::Pooled(Pool::SharedLru),
-            "pooled_belady" => ReplayPolicy::Pooled(Pool::SharedClairvoyant),
-            "pooled_sjf" => ReplayPolicy::Pooled(Pool::SharedShortestFirst),
-            _ => ReplayPolicy::Published(PublishedPolicy::named(name)?),
+        let reference = references().into_iter().find(|(known, _)| *known == name);
+        let kind = match reference {
+            Some((_, kind)) => kind,
+            None => ReplayPolicy::Published(PublishedPolicy::named(name)?),
         };
         Some(Self { name: name.to_owned(), kind })
     }
@@ -91,18 +99,8 @@ impl NamedPolicy {
 
     /// All names that [`by_name`](Self::by_name) accepts.
     pub fn names() -> Vec<&'static str> {
-        let references = [
-            "predicted_ttft",
-            "predicted_ttft_direct",
-            "oracle",
-            "oracle_la",
-            "oracle_fetch",
-            "oracle_fetch_la",
-            "pooled_lru",
-            "pooled_belady",
-            "pooled_sjf",
-        ];
-        PublishedPolicy::ALL.iter().map(|policy| policy.name()).chain(references).collect()
+        let published = PublishedPolicy::ALL.into_iter().map(|(name, _)| name);
+        published.chain(references().map(|(name, _)| name)).collect()
     }
 }
 

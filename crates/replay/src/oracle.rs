@@ -6,8 +6,6 @@
 
 use splitrail_sim::cluster::{Cluster, Decision, InsertAt, Lru, Placement, Router, cost::ns};
 
-use crate::driver::local_worker;
-
 /// Additional weight of the prefill's own time, if later requests count.
 const BETA: f64 = 4.0;
 /// Weight of the blocks that an insertion would evict.
@@ -32,7 +30,6 @@ pub struct OracleRouter {
     /// Whether later requests count: additional work, and the blocks that an insertion evicts.
     look_ahead: bool,
     fetch: bool,
-    local_threshold: Option<f64>,
     projected: Vec<ProjectedState>,
     /// By block: number of projected caches that hold it.
     holders: Vec<u32>,
@@ -44,11 +41,10 @@ pub struct OracleRouter {
 
 impl OracleRouter {
     /// Creates a router with its options.
-    pub fn new(look_ahead: bool, fetch: bool, local_threshold: Option<f64>) -> Self {
+    pub fn new(look_ahead: bool, fetch: bool) -> Self {
         Self {
             look_ahead,
             fetch,
-            local_threshold,
             projected: Vec::new(),
             holders: Vec::new(),
             expected: Vec::new(),
@@ -180,11 +176,7 @@ impl OracleRouter {
 impl Router for OracleRouter {
     fn arrive(&mut self, cluster: &Cluster<'_>, request: usize) -> Decision {
         self.prepare(cluster);
-        let local = self.local_threshold.and_then(|t| local_worker(cluster, request, t));
-        match local {
-            Some(worker) => Decision::Local(worker),
-            None => Decision::Prefill(self.best(cluster, request)),
-        }
+        Decision::Prefill(self.best(cluster, request))
     }
 
     fn placed(&mut self, cluster: &Cluster<'_>, request: usize) {

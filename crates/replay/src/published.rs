@@ -61,17 +61,8 @@ pub enum VisibleBlocks {
     Pending,
 }
 
-/// A candidate with the overlap that a published policy goes by.
-#[derive(Clone, Copy, Debug)]
-pub struct PublishedCandidate {
-    /// The candidate as the router's policies see it.
-    pub candidate: Candidate,
-    /// Leading blocks that the policy counts as present; see [`VisibleBlocks`].
-    pub visible_blocks: u32,
-}
-
 /// The choice of a published policy.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PublishedChoice {
     /// The chosen candidate.
     pub index: CandidateIndex,
@@ -81,54 +72,39 @@ pub struct PublishedChoice {
     /// Leading blocks that the worker should fetch from another worker before it begins; 0 for no
     /// fetch.
     pub fetch_blocks: u32,
-    /// Every candidate's cost in the policy's own unit, lower is better.
-    pub costs: Vec<f64>,
+}
+
+impl PublishedChoice {
+    /// The choice of a candidate that no other equals, without a fetch.
+    fn only(index: CandidateIndex) -> Self {
+        Self { index, tied: 1, fetch_blocks: 0 }
+    }
 }
 
 impl PublishedPolicy {
-    /// All published policies, in the order in which they are listed.
-    pub const ALL: [Self; 15] = [
-        Self::Random,
-        Self::RoundRobin,
-        Self::LeastLoaded,
-        Self::PrefixHash,
-        Self::PrefixHashBl,
-        Self::ExactOverlap,
-        Self::ApproxPrefix,
-        Self::Dynamo,
-        Self::DynamoApprox,
-        Self::DynamoPending,
-        Self::Llmd,
-        Self::Mooncake,
-        Self::MooncakePending,
-        Self::MooncakeFetch,
-        Self::WorkAware,
+    /// All published policies with their names on the command line, in the order in which they are
+    /// listed.
+    pub const ALL: [(&'static str, Self); 15] = [
+        ("random", Self::Random),
+        ("round_robin", Self::RoundRobin),
+        ("least_loaded", Self::LeastLoaded),
+        ("prefix_hash", Self::PrefixHash),
+        ("prefix_hash_bl", Self::PrefixHashBl),
+        ("exact_overlap", Self::ExactOverlap),
+        ("approx_prefix", Self::ApproxPrefix),
+        ("dynamo", Self::Dynamo),
+        ("dynamo_approx", Self::DynamoApprox),
+        ("dynamo_pending", Self::DynamoPending),
+        ("llmd", Self::Llmd),
+        ("mooncake", Self::Mooncake),
+        ("mooncake_pending", Self::MooncakePending),
+        ("mooncake_fetch", Self::MooncakeFetch),
+        ("work_aware", Self::WorkAware),
     ];
-
-    /// The name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Random => "random",
-            Self::RoundRobin => "round_robin",
-            Self::LeastLoaded => "least_loaded",
-            Self::PrefixHash => "prefix_hash",
-            Self::PrefixHashBl => "prefix_hash_bl",
-            Self::ExactOverlap => "exact_overlap",
-            Self::ApproxPrefix => "approx_prefix",
-            Self::Dynamo => "dynamo",
-            Self::DynamoApprox => "dynamo_approx",
-            Self::DynamoPending => "dynamo_pending",
-            Self::Llmd => "llmd",
-            Self::Mooncake => "mooncake",
-            Self::MooncakePending => "mooncake_pending",
-            Self::MooncakeFetch => "mooncake_fetch",
-            Self::WorkAware => "work_aware",
-        }
-    }
 
     /// The policy with this name, if there is one.
     pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|policy| policy.name() == name)
+        Self::ALL.into_iter().find(|(known, _)| *known == name).map(|(_, policy)| policy)
     }
 
     /// The blocks that the policy counts as present. Bookings of tokens and times are computed from
@@ -141,42 +117,39 @@ impl PublishedPolicy {
         }
     }
 
-    /// Chooses among candidates, all of which may be chosen; `None` if there are none. `blocks` are
-    /// the names of the prompt's blocks.
+    /// Chooses among candidates, all of which may be chosen; `None` if there are none. Their
+    /// `overlap_blocks` are the [`visible_blocks`](Self::visible_blocks). `blocks` are the names of
+    /// the prompt's blocks.
     pub fn choose(
         self,
-        candidates: &[PublishedCandidate],
+        candidates: &[Candidate],
         query: Query,
         blocks: &[u32],
     ) -> Option<PublishedChoice> {
         if candidates.is_empty() {
             return None;
         }
-        let costs =
-            |cost: &dyn Fn(&PublishedCandidate) -> f64| candidates.iter().map(cost).collect();
+        let costs = |cost: &dyn Fn(&Candidate) -> f64| -> Vec<f64> {
+            candidates.iter().map(cost).collect()
+        };
         let chosen = match self {
-            Self::Random => drawn(vec![0.0; candidates.len()], query.draw),
+            Self::Random => drawn(&vec![0.0; candidates.len()], query.draw),
             Self::RoundRobin => {
                 let index = CandidateIndex((query.turn % candidates.len() as u64) as usize);
-                PublishedChoice {
-                    index,
-                    tied: 1,
-                    fetch_blocks: 0,
-                    costs: vec![0.0; candidates.len()],
-                }
+                PublishedChoice::only(index)
             }
-            Self::LeastLoaded => first(costs(&|c| c.candidate.active_tokens as f64)),
+            Self::LeastLoaded => first(&costs(&|c| c.active_tokens as f64)),
             Self::PrefixHash => hashing::choose(candidates, blocks),
             Self::PrefixHashBl => hashing::choose_bounded(candidates, blocks),
-            Self::ExactOverlap | Self::ApproxPrefix => first(overlap_costs(candidates)),
+            Self::ExactOverlap | Self::ApproxPrefix => first(&overlap_costs(candidates)),
             Self::Dynamo | Self::DynamoApprox | Self::DynamoPending => {
-                drawn(costs(&|c| dynamo::cost(c, query)), query.draw)
+                drawn(&costs(&|c| dynamo::cost(c, query)), query.draw)
             }
-            Self::Llmd => drawn(llmd::costs(candidates, query), query.draw),
+            Self::Llmd => drawn(&llmd::costs(candidates, query), query.draw),
             Self::Mooncake | Self::MooncakePending => {
-                first(costs(&|c| mooncake::cost(c, query, 1.0)))
+                first(&costs(&|c| mooncake::cost(c, query, 1.0)))
             }
-            Self::WorkAware => first(costs(&|c| mooncake::cost(c, query, 1.0 + BETA))),
+            Self::WorkAware => first(&costs(&|c| mooncake::cost(c, query, 1.0 + BETA))),
             Self::MooncakeFetch => mooncake::choose_with_fetch(candidates, query),
         };
         Some(chosen)
@@ -187,28 +160,28 @@ impl PublishedPolicy {
 const BETA: f64 = 4.0;
 
 /// The outstanding prompt tokens of the candidates with the largest overlap; infinite for all others.
-fn overlap_costs(candidates: &[PublishedCandidate]) -> Vec<f64> {
-    let most = candidates.iter().map(|worker| worker.visible_blocks).max();
-    let cost = |worker: &PublishedCandidate| match Some(worker.visible_blocks) == most {
-        true => worker.candidate.active_tokens as f64,
+fn overlap_costs(candidates: &[Candidate]) -> Vec<f64> {
+    let most = candidates.iter().map(|worker| worker.overlap_blocks).max();
+    let cost = |worker: &Candidate| match Some(worker.overlap_blocks) == most {
+        true => worker.active_tokens as f64,
         false => f64::INFINITY,
     };
     candidates.iter().map(cost).collect()
 }
 
 /// Chooses the first of the cheapest candidates.
-fn first(costs: Vec<f64>) -> PublishedChoice {
+fn first(costs: &[f64]) -> PublishedChoice {
     let mut index = CandidateIndex::default();
     for i in CandidateIndex::all(costs.len()) {
         if costs[i] < costs[index] {
             index = i;
         }
     }
-    PublishedChoice { index, tied: 1, fetch_blocks: 0, costs }
+    PublishedChoice::only(index)
 }
 
 /// Chooses one of the cheapest candidates by the draw.
-fn drawn(costs: Vec<f64>, draw: u64) -> PublishedChoice {
+fn drawn(costs: &[f64], draw: u64) -> PublishedChoice {
     let least = costs.iter().copied().fold(f64::INFINITY, f64::min);
     let tied = CandidateIndex::all(costs.len()).filter(|i| costs[*i] == least);
     let tied: Vec<CandidateIndex> = tied.collect();
@@ -216,7 +189,7 @@ fn drawn(costs: Vec<f64>, draw: u64) -> PublishedChoice {
         0 => CandidateIndex::default(),
         count => tied[(draw % count as u64) as usize],
     };
-    PublishedChoice { index, tied: tied.len(), fetch_blocks: 0, costs }
+    PublishedChoice { index, tied: tied.len(), fetch_blocks: 0 }
 }
 
 #[cfg(test)]

@@ -28,11 +28,8 @@ pub struct Scenario {
     pub utilisation: Option<f64>,
     /// Whether requests of the same timestamp are spaced evenly up to the next one.
     pub spread: bool,
-    /// A decode worker that holds at least this share of a prompt's blocks computes the rest
-    /// itself.
-    pub local_threshold: Option<f64>,
     /// The time between tokens in milliseconds that local prefills may cause, if the threshold is
-    /// learned. The oracle policies cannot learn it, and use `local_threshold`.
+    /// learned. The oracle policies cannot learn it, and use the cluster's `local_threshold`.
     pub auto_tbt_goal_ms: Option<f64>,
     /// The router's queue, for policies behind it.
     pub queue: QueueConfig,
@@ -55,7 +52,6 @@ impl Default for Scenario {
             rate: 1.0,
             utilisation: None,
             spread: false,
-            local_threshold: None,
             auto_tbt_goal_ms: None,
             // The cluster reports the end of a prefill without delay, so no lead is needed. And a
             // replay in which requests are refused says nothing about the rest.
@@ -125,19 +121,9 @@ impl Scenario {
         workload.arrivals_ns(rate, self.spread)
     }
 
-    /// Serves the trace. `watch` is called from time to time with the number of requests that have
-    /// arrived.
+    /// Serves the trace, and records a placement. `watch` is called from time to time with the
+    /// number of requests that have arrived.
     pub fn run(
-        &self,
-        workload: &Workload,
-        policy: &NamedPolicy,
-        watch: &mut dyn FnMut(usize),
-    ) -> SimulationResult {
-        self.run_recording(workload, policy, &mut PlacementRecord::default(), watch)
-    }
-
-    /// Serves the trace as [`run`](Self::run) does, and records a placement.
-    pub fn run_recording(
         &self,
         workload: &Workload,
         policy: &NamedPolicy,
@@ -146,21 +132,22 @@ impl Scenario {
     ) -> SimulationResult {
         let arrivals_ns = self.arrivals_ns(workload);
         let mut serve = |chooser| {
-            let router = PolicyRouter::new(chooser, self.assumed_coefficients(), self.seed)
-                .fetching(self.fetches)
-                .with_local_threshold(self.local_threshold);
+            let assumed_coefficients = self.assumed_coefficients();
+            let router = PolicyRouter::new(chooser, assumed_coefficients, self.fetches, self.seed);
             self.run_router(workload, &arrivals_ns, router, record, watch)
         };
         match &policy.kind {
             ReplayPolicy::Published(published) => serve(Chooser::Published(*published)),
             ReplayPolicy::Configured(policy) => serve(Chooser::Configured(policy.clone())),
             ReplayPolicy::Held(policy) => {
-                let (assumed_coefficients, queue) = (self.assumed_coefficients(), self.queue);
-                let router =
-                    HeldRouter::new(policy.clone(), queue, assumed_coefficients, self.seed)
-                        .learning(self.learns)
-                        .fetching(self.fetches)
-                        .with_local_threshold(self.local_threshold);
+                let router = HeldRouter::new(
+                    policy.clone(),
+                    self.queue,
+                    self.assumed_coefficients(),
+                    self.learns,
+                    self.fetches,
+                    self.seed,
+                );
                 self.run_router(workload, &arrivals_ns, router, record, watch)
             }
             // If iterations mix requests, no projection is exact: uses the most similar policy that
@@ -171,7 +158,7 @@ impl Scenario {
                 serve(Chooser::Published(near))
             }
             ReplayPolicy::Oracle { look_ahead, fetch } => {
-                let mut router = OracleRouter::new(*look_ahead, *fetch, self.local_threshold);
+                let mut router = OracleRouter::new(*look_ahead, *fetch);
                 cluster::run(workload, &arrivals_ns, &self.cluster, &mut router, watch)
             }
             ReplayPolicy::Pooled(pool) => {

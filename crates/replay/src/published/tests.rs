@@ -26,18 +26,17 @@ fn chosen(policy: PublishedPolicy, candidates: &[Candidate], query: Query) -> Pu
         VisibleBlocks::Recent => 0,
         VisibleBlocks::Pending => candidate.speculative_blocks.max(candidate.overlap_blocks),
     };
-    let published = candidates.iter().map(|candidate| PublishedCandidate {
-        candidate: *candidate,
-        visible_blocks: visible_blocks(candidate),
-    });
+    let published = candidates
+        .iter()
+        .map(|candidate| Candidate { overlap_blocks: visible_blocks(candidate), ..*candidate });
     let published: Vec<_> = published.collect();
     policy.choose(&published, query, &[0, 1]).expect("there are candidates")
 }
 
 #[test]
 fn each_has_its_name() {
-    for policy in PublishedPolicy::ALL {
-        assert_eq!(PublishedPolicy::named(policy.name()), Some(policy));
+    for (name, policy) in PublishedPolicy::ALL {
+        assert_eq!(PublishedPolicy::named(name), Some(policy));
     }
     assert_eq!(PublishedPolicy::named("other"), None);
 }
@@ -70,7 +69,7 @@ fn overlap_first_looks_at_load_only_among_equals() {
         chosen(PublishedPolicy::ExactOverlap, &[a, b, idle], query(2000, 0)).index,
         CandidateIndex(1)
     );
-    let routed = |candidate, visible_blocks| PublishedCandidate { candidate, visible_blocks };
+    let routed = |candidate, overlap_blocks| Candidate { overlap_blocks, ..candidate };
     let lately = [routed(a, 1), routed(b, 0), routed(idle, 0)];
     let approximate = PublishedPolicy::ApproxPrefix.choose(&lately, query(2000, 0), &[0, 1]);
     assert_eq!(approximate.map(|choice| choice.index), Some(CandidateIndex(0)));
@@ -84,8 +83,10 @@ fn overlap_first_looks_at_load_only_among_equals() {
 fn dynamo_counts_blocks_to_compute_here_and_in_the_queue() {
     let holder = Candidate { overlap_blocks: 2, prefill_tokens: 1024, ..worker(0) };
     let idle = worker(1);
-    let chosen = chosen(PublishedPolicy::Dynamo, &[holder, idle], query(1536, 1));
-    assert_eq!((chosen.costs, chosen.index, chosen.tied), (vec![3.0, 3.0], CandidateIndex(1), 2));
+    let query = query(1536, 1);
+    assert_eq!([holder, idle].map(|worker| dynamo::cost(&worker, query)), [3.0, 3.0]);
+    let chosen = chosen(PublishedPolicy::Dynamo, &[holder, idle], query);
+    assert_eq!((chosen.index, chosen.tied), (CandidateIndex(1), 2));
 }
 
 #[test]
@@ -93,8 +94,10 @@ fn llmd_scales_queues_between_the_shortest_and_the_longest() {
     let a = Candidate { overlap_blocks: 1, waiting: 4, ..worker(0) };
     let b = Candidate { waiting: 2, ..worker(1) };
     let c = worker(2);
-    let chosen = chosen(PublishedPolicy::Llmd, &[a, b, c], query(1024, 0));
-    assert_eq!((chosen.costs, chosen.index), (vec![-1.0, -0.5, -1.0], CandidateIndex(0)));
+    let query = query(1024, 0);
+    assert_eq!(llmd::costs(&[a, b, c], query), [-1.0, -0.5, -1.0]);
+    let chosen = chosen(PublishedPolicy::Llmd, &[a, b, c], query);
+    assert_eq!(chosen.index, CandidateIndex(0));
 }
 
 #[test]

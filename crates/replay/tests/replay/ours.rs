@@ -193,8 +193,11 @@ fn the_learned_threshold_is_as_good_as_the_best_fixed_one() {
         scenario.cluster.interference = interference;
         scenario.cluster.cost.transfer_bytes_per_s = bytes_per_s;
         let good = |change: Scenario| serve(&workload, "mooncake", &change).1.good5_percent;
-        let fixed = [0.3, 0.5, 0.7, 0.9, 1.1]
-            .map(|share| good(Scenario { local_threshold: Some(share), ..scenario.clone() }));
+        let fixed = [0.3, 0.5, 0.7, 0.9, 1.1].map(|share| {
+            let mut fixed = scenario.clone();
+            fixed.cluster.local_threshold = Some(share);
+            good(fixed)
+        });
         let best = fixed.into_iter().fold(0.0, f64::max);
         let auto = good(Scenario { auto_tbt_goal_ms: Some(200.0), ..scenario.clone() });
         assert!(auto > best - 1.0, "{bytes_per_s} {interference}: {auto} %, fixed {fixed:?}");

@@ -42,7 +42,8 @@ proptest! {
         let workload = workload(&turns);
         let model = if engine { Model::Engine } else { Model::Reference };
         let fetches = fetches.then_some(FetchBounds::NONE);
-        let mut scenario = Scenario { cluster: model.cluster(), local_threshold: local, fetches, ..Scenario::default() };
+        let mut scenario = Scenario { cluster: model.cluster(), fetches, ..Scenario::default() };
+        scenario.cluster.local_threshold = local;
         scenario.cluster.prefill_workers = 3;
         scenario.cluster.decode_workers = 2;
         scenario.cluster.prefill_cache_blocks = blocks;
@@ -87,7 +88,8 @@ fn the_seed_matters_only_to_policies_that_choose_at_random() {
     let (workload, scenario) = busy();
     let served = |name: &str, seed| {
         let scenario = Scenario { seed, ..scenario.clone() };
-        scenario.run(&workload, &NamedPolicy::parse(name).unwrap(), &mut |_| {})
+        let entry = Entry { policy: NamedPolicy::parse(name).unwrap(), scenario };
+        entry.serve(&workload, &mut |_| {}).0
     };
     assert_ne!(served("random", 1), served("random", 2));
     assert_eq!(served("mooncake", 1), served("mooncake", 2));

@@ -1,9 +1,12 @@
 //! The settings of a cluster.
 
+use serde::Deserialize;
+
 use super::cost::CostModel;
 
 /// When a prompt's blocks become available in the cache of the worker that computes them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
 pub enum InsertAt {
     /// When their computation starts.
     Start,
@@ -49,6 +52,9 @@ pub struct ClusterConfig {
     pub budget_tokens: Option<u32>,
     /// A request is refused if this many requests wait at the chosen worker.
     pub max_queue: Option<usize>,
+    /// A decode worker that holds at least this share of a prompt's blocks computes the rest itself:
+    /// no router is asked.
+    pub local_threshold: Option<f64>,
     /// Tokens by which a local prefill advances in one decode step; 0: all remaining ones.
     pub chunk_tokens: u32,
     /// How much of the shorter of a step's decode and prefill parts adds to the longer one: 0 if
@@ -76,6 +82,7 @@ impl Default for ClusterConfig {
             insert_at: InsertAt::End,
             budget_tokens: None,
             max_queue: None,
+            local_threshold: None,
             chunk_tokens: 0,
             interference: 1.0,
             kv_capacity_tokens: 1_300_000,

@@ -76,12 +76,6 @@ pub trait Router {
         None
     }
 
-    /// The decode worker that receives the KV of a prefill that has just ended.
-    fn decode_worker(&mut self, cluster: &Cluster<'_>, request: usize) -> usize {
-        let _ = request;
-        cluster.least_loaded_decode_worker()
-    }
-
     /// A request was placed and not refused.
     fn placed(&mut self, cluster: &Cluster<'_>, request: usize) {
         let _ = (cluster, request);
@@ -100,15 +94,5 @@ pub trait Router {
     /// A request has its first token.
     fn first_token(&mut self, cluster: &Cluster<'_>, request: usize) {
         let _ = (cluster, request);
-    }
-
-    /// A request has its last token.
-    fn finished(&mut self, cluster: &Cluster<'_>, request: usize) {
-        let _ = (cluster, request);
-    }
-
-    /// A decode worker's step has ended.
-    fn step_ended(&mut self, cluster: &Cluster<'_>, decode_worker: usize, duration_ns: u64) {
-        let _ = (cluster, decode_worker, duration_ns);
     }
 }

@@ -78,13 +78,24 @@ impl Cluster<'_> {
 
     fn arrive<R: Router>(&mut self, request: usize, router: &mut R) {
         if self.config.pool == Pool::Separate {
-            let decision = router.arrive(self, request);
+            let decision = match self.local_worker(request) {
+                Some(worker) => Decision::Local(worker),
+                None => router.arrive(self, request),
+            };
             self.decide(request, decision, router);
             self.release(router);
         } else {
             self.shared_queue.push_back(request);
             self.serve_shared(router);
         }
+    }
+
+    /// The decode worker that holds most of the prompt, if that is enough.
+    fn local_worker(&self, request: usize) -> Option<usize> {
+        let threshold = self.config.local_threshold?;
+        let (worker, hits) = self.best_decode_holder(request);
+        let blocks = self.workload.requests()[request].blocks;
+        (f64::from(hits) >= threshold * f64::from(blocks)).then_some(worker)
     }
 
     fn release<R: Router>(&mut self, router: &mut R) {
@@ -210,8 +221,7 @@ impl Cluster<'_> {
             self.prefill[worker].outstanding_tokens -= u64::from(input);
             self.rows[request].prefill_end_ns = self.now_ns;
             router.prefill_ended(self, request);
-            let decode_worker = router.decode_worker(self, request);
-            self.hand_off(worker, decode_worker, request);
+            self.hand_off(worker, self.least_loaded_decode_worker(), request);
         }
         self.start_prefill(worker, router);
         if self.config.pool != Pool::Separate {
@@ -398,7 +408,6 @@ impl Cluster<'_> {
         let decode = &mut self.decode[worker];
         decode.context_tokens += u64::from(decode.batch);
         let step = decode.steps_ns.len() - 1;
-        let duration_ns = decode.steps_ns[step];
         for request in std::mem::take(&mut decode.joined) {
             self.rows[request].first_step = step as u32;
             self.rows[request].first_token_ns = self.now_ns;
@@ -406,10 +415,8 @@ impl Cluster<'_> {
         }
         while let Some(request) = self.decode[worker].pop_ended(self.workload.requests()) {
             self.rows[request].last_token_ns = self.now_ns;
-            router.finished(self, request);
         }
         self.end_chunk(worker, router);
-        router.step_ended(self, worker, duration_ns);
         self.start_step(worker);
     }
 
