@@ -2,7 +2,7 @@
 
 pub mod expiring;
 
-use std::io::{self, ErrorKind};
+use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -130,11 +130,6 @@ impl Exchanged {
             rustls::Error::AlertReceived(alert) => Some(*alert),
             _ => None,
         }
-    }
-
-    /// Whether bytes are missing: the connection ended without `close_notify`.
-    pub fn is_truncated(&self) -> bool {
-        self.error.as_ref().is_some_and(|error| error.kind() == ErrorKind::UnexpectedEof)
     }
 }
 

@@ -108,6 +108,8 @@ async fn web_pages_and_other_names_neither_read_nor_change_anything() {
     ] {
         let reply = raw::exchange(site.admin_at, request.as_bytes()).await.expect(&request);
         assert_eq!(reply.status(), status, "{request}{}", reply.text());
+        let code = if request.starts_with("GET") { "forbidden_host" } else { "forbidden" };
+        assert!(status != 403 || reply.text().contains(&format!("\"code\":\"{code}\"")), "{request}");
     }
     assert_eq!(site.worker("w0").await["draining"], false);
     let drained = raw::exchange(site.admin_at, post("").as_bytes()).await.expect("a reply");

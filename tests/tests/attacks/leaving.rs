@@ -77,12 +77,17 @@ async fn nothing_is_left(trial: &Trial, after: &str) {
 /// The engines keep no block for anybody, and each client was counted as one that left.
 async fn all_have_left(trial: &Trial) {
     trial.staged_blocks_are_freed().await;
+    are_cancelled(trial, ALL).await;
+}
+
+/// Waits until all requests are counted as cancelled, and there were so many.
+async fn are_cancelled(trial: &Trial, requests: usize) {
     let cancelled = [("outcome", "cancelled")];
     eventually("each is counted as cancelled", async || {
-        trial.cluster.metric("splitrail_requests_total", &cancelled).await == ALL as f64
+        trial.cluster.metric("splitrail_requests_total", &cancelled).await == requests as f64
     })
     .await;
-    assert_eq!(trial.cluster.metric("splitrail_requests_total", &[]).await, ALL as f64);
+    assert_eq!(trial.cluster.metric("splitrail_requests_total", &[]).await, requests as f64);
 }
 
 fn aborted(trial: &Trial, engine: &str) -> usize {
@@ -120,6 +125,7 @@ async fn leaving_while_the_body_is_sent_asks_no_engine() {
             nothing_is_left(&trial, &format!("{protocol:?} {way:?} {share}")).await;
         }
     }
+    are_cancelled(&trial, 2 * ALL).await;
     assert_eq!(trial.counts(["p0", "d0"]), [0, 0]);
 }
 

@@ -7,7 +7,7 @@ use splitrail_tests::Spec;
 use splitrail_tests::client::whole_text;
 use splitrail_tests::cluster::eventually;
 use splitrail_tests::trial::{
-    CHAT, COMPLETIONS, Reference, SHORT_LEASE, Trial, chat, completion, prompt, streamed,
+    CHAT, COMPLETIONS, Reference, SHORT_LEASE, Trial, chat, completion, prompt,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -27,26 +27,19 @@ const WAYS: [Leaving; 2] = [Leaving::Close, Leaving::Reset];
 struct Visitor(TcpStream);
 
 impl Visitor {
-    /// Connects and sends a request's head, with this share of its body.
-    async fn begin(trial: &Trial, path: &str, id: &str, body: &Value, share: f64) -> Self {
+    /// Connects and sends a request, which is to be counted as cancelled.
+    async fn send(trial: &mut Trial, path: &str, id: &str, body: &Value) -> Self {
+        trial.expect("cancelled");
         let address = trial.cluster.running.addresses().http;
         let mut socket = TcpStream::connect(address).await.unwrap();
         let body = body.to_string();
-        let head = format!(
+        let request = format!(
             "POST {path} HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\n\
-             x-request-id: {id}\r\ncontent-length: {}\r\n\r\n",
+             x-request-id: {id}\r\ncontent-length: {}\r\n\r\n{body}",
             body.len()
         );
-        let sent = (body.len() as f64 * share) as usize;
-        socket.write_all(head.as_bytes()).await.unwrap();
-        socket.write_all(&body.as_bytes()[..sent]).await.unwrap();
+        socket.write_all(request.as_bytes()).await.unwrap();
         Self(socket)
-    }
-
-    /// Connects and sends a whole request, which is to be counted as cancelled.
-    async fn send(trial: &mut Trial, path: &str, id: &str, body: &Value) -> Self {
-        trial.expect("cancelled");
-        Self::begin(trial, path, id, body, 1.0).await
     }
 
     /// Reads until so many events have come.
@@ -117,39 +110,6 @@ async fn the_next_is_served(trial: &mut Trial) {
     let reply = trial.post("ok", COMPLETIONS, &body).await;
     assert_eq!(reply.status, 200, "{}", reply.text());
     assert_eq!(whole_text(&reply.json(), 0), reference.text(COMPLETIONS, &body).await);
-}
-
-/// Clients that leave after their request's head and a part of its body.
-async fn half_requests(trial: &Trial) -> u32 {
-    let mut left = 0;
-    for way in WAYS {
-        for share in [0.0, 0.5] {
-            let body = chat(&prompt(2000, "body"));
-            let visitor = Visitor::begin(trial, CHAT, "half", &body, share).await;
-            visitor.leave(way);
-            left += 1;
-        }
-    }
-    left
-}
-
-#[tokio::test]
-async fn leaving_while_the_body_is_sent_costs_no_engine_anything() {
-    let mut trial = Trial::start(one_each(|_, _| {})).await;
-    half_requests(&trial).await;
-    the_next_is_served(&mut trial).await;
-    trial.cluster.quiet().await;
-    trial.nothing_is_held().await;
-    assert_eq!(trial.counts(["p0", "d0"]), [1, 1], "only the next one's legs");
-}
-
-#[tokio::test]
-async fn leaving_while_the_body_is_sent_is_counted_as_cancelled() {
-    let mut trial = Trial::start(one_each(|_, _| {})).await;
-    for _ in 0..half_requests(&trial).await {
-        trial.expect("cancelled");
-    }
-    trial.finish().await;
 }
 
 #[tokio::test]
@@ -253,63 +213,6 @@ async fn blocks_of_a_client_that_left_are_freed_by_their_lease_at_the_latest() {
         trial.check().await;
         is_recorded(&trial, &id).await;
     }
-    trial.staged_blocks_are_freed().await;
-    the_next_is_served(&mut trial).await;
-    trial.finish().await;
-}
-
-#[tokio::test]
-async fn leaving_during_the_stream_stops_decode() {
-    let mut trial = Trial::start(one_each(|name, config| {
-        if name == "d0" {
-            config.decode_us_per_step = 10_000;
-        }
-    }))
-    .await;
-    let streams: Vec<_> =
-        requests("mid").into_iter().filter(|(_, body)| body["stream"] == true).collect();
-    for (turn, way) in WAYS.into_iter().cycle().take(4).enumerate() {
-        let (path, body) = &streams[turn / 2];
-        let id = format!("mid-{turn}");
-        let mut visitor = Visitor::send(&mut trial, path, &id, body).await;
-        visitor.events(3).await;
-        visitor.leave(way);
-        trial.check().await;
-        let state = trial.cluster.engine("d0").state();
-        assert_eq!(state.totals.aborted, turn as u64 + 1, "the engine was told");
-        is_recorded(&trial, &id).await;
-    }
-    trial.staged_blocks_are_freed().await;
-    the_next_is_served(&mut trial).await;
-    trial.finish().await;
-}
-
-#[tokio::test]
-async fn many_clients_leaving_at_once_leave_nothing_behind() {
-    let spec = Spec {
-        engine: |name, config| {
-            if name.starts_with('d') {
-                config.decode_us_per_step = 20_000;
-            }
-        },
-        ..Spec::default()
-    };
-    let mut trial = Trial::start(spec).await;
-    let mut visitors = Vec::new();
-    for turn in 0..24 {
-        let mut body = streamed(&chat(&prompt(30, &format!("many{turn}-"))));
-        body["max_tokens"] = 2000.into();
-        visitors.push(Visitor::send(&mut trial, CHAT, &format!("many-{turn}"), &body).await);
-    }
-    for visitor in &mut visitors {
-        visitor.events(1).await;
-    }
-    for (turn, visitor) in visitors.into_iter().enumerate() {
-        visitor.leave(WAYS[turn % 2]);
-    }
-    trial.check().await;
-    let aborted = ["d0", "d1"].map(|name| trial.cluster.engine(name).state().totals.aborted);
-    assert_eq!(aborted.iter().sum::<u64>(), 24);
     trial.staged_blocks_are_freed().await;
     the_next_is_served(&mut trial).await;
     trial.finish().await;

@@ -170,22 +170,6 @@ async fn an_event_of_a_batch_that_is_no_json_is_an_error() {
 }
 
 #[tokio::test]
-async fn an_engine_that_keeps_a_silent_stream_open_times_out() {
-    // Announces more than it sends.
-    let begun = Canned::events(&[CHUNK, LAST, "[DONE]"]);
-    let begun = begun.split("data: ").take(2).collect::<Vec<_>>().join("data: ");
-    let nonsense = Canned::start(begun, Then::Silence).await;
-    let spec =
-        Spec { model: "timeouts: { stream_idle: 200ms }".into(), ..before_one_good(&nonsense) };
-    let mut trial = Trial::start(spec).await;
-    let body = completion(&prompt(30, "silence"));
-    let mut events = trial.stream("decode_lost", COMPLETIONS, &body).await;
-    let (chunks, _) = broken_off(&events.rest().await);
-    assert_eq!(chunks.len(), 1);
-    trial.finish().await;
-}
-
-#[tokio::test]
 async fn an_invalid_hand_off_does_not_reach_decode() {
     let reference = Reference::start().await;
     let good = json!({

@@ -132,26 +132,6 @@ async fn a_worker_that_fails_more_than_the_others_is_ejected_and_readmitted() {
 }
 
 #[tokio::test]
-async fn no_more_are_ejected_than_the_cap_allows() {
-    let health = "{ ejection: { interval: 50ms, requests_min: 2, base_time: 10m, ejected_percent_max: 34 } }";
-    let trial = Trial::start(in_turn(3, health)).await;
-    for sick in ["w0", "w1"] {
-        trial.fault(sick, FaultKind::Status { status: 500 }, None);
-    }
-    // Where two of three fail, failing is what is usual: nobody stands out, nobody is ejected.
-    for i in 0..12 {
-        // Some are answered and some are not.
-        let body = completion(&prompt(20, &format!("cap{i}-")));
-        trial.cluster.http.post(COMPLETIONS, &body).await;
-    }
-    let mut out = 0;
-    for id in ["w0", "w1", "w2"] {
-        out += usize::from(state(&trial, id).await == "ejected");
-    }
-    assert!(out <= 1, "{out} of 3");
-}
-
-#[tokio::test]
 async fn workers_that_join_later_start_slowly_and_initial_ones_do_not() {
     let mut trial = Trial::start(in_turn(1, "{ slow_start: 10m }")).await;
     let newcomer = join(&trial, "late").await;

@@ -48,11 +48,6 @@ async fn errors_say_what_is_wrong_with_an_address() {
         assert_eq!(ran.code, 69, "{admin}: {ran:?}");
         assert!(ran.stderr.contains(what) && ran.stderr.contains("hint: "), "{admin}: {ran:?}");
     }
-    for admin in ["router-0", "ftp://router-0:9090", "http://user:secret@router-0:9090"] {
-        let ran = run(&["status", "--admin", admin]).await;
-        assert_eq!(ran.code, 64, "{ran:?}");
-        assert!(ran.stderr.contains("HOST:PORT"), "{ran:?}");
-    }
 }
 
 #[tokio::test]

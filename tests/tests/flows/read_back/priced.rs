@@ -1,5 +1,4 @@
-//! Reads are made where they are predicted to be faster than computing, and count in the choice of
-//! the prefill worker.
+//! Reads count in the choice of the prefill worker.
 
 use serde_json::{Value, json};
 use splitrail_tests::Spec;
@@ -8,15 +7,12 @@ use splitrail_tests::trial::{COMPLETIONS, Trial};
 use super::{BLOCK, complete, ids_of, of_ids, prompt_ids, reading, reads};
 
 /// A model that places by predicted costs. Computing takes a millisecond for each token, and a read
-/// or hand-off this many.
-fn priced(prefill: usize, read_ms: u32) -> Spec {
-    let costs = format!(
-        "costs: {{ prefill_base_ms: 0, prefill_us_per_token: 1000, prefill_ns_per_token_pair: 0, \
-         hand_off_base_ms: {read_ms}, kv_bytes_per_token: 1 }}"
-    );
-    let spec = reading(prefill, 1, "");
-    let model = format!("read_back: true\n{costs}");
-    Spec { model, policy: "{ kind: predicted_ttft }", ..spec }
+/// or hand-off takes five.
+fn priced() -> Spec {
+    let model = "read_back: true\n\
+        costs: { prefill_base_ms: 0, prefill_us_per_token: 1000, prefill_ns_per_token_pair: 0, \
+        hand_off_base_ms: 5, kv_bytes_per_token: 1 }";
+    Spec { model: model.into(), policy: "{ kind: predicted_ttft }", ..reading(2, 1, "") }
 }
 
 /// The next turn of a conversation whose first turn is served by `p0` and `d0`.
@@ -35,7 +31,7 @@ fn of<'a>(candidates: &'a Value, worker: &str) -> &'a Value {
 
 #[tokio::test]
 async fn a_worker_that_can_read_is_chosen_as_if_it_held_what_it_reads() {
-    let mut trial = Trial::start(priced(2, 5)).await;
+    let mut trial = Trial::start(priced()).await;
     let drain = async |trial: &Trial, worker: &str| {
         let path = format!("/admin/workers/{worker}/drain");
         assert_eq!(trial.cluster.admin.post(&path, &json!({})).await.status, 200);
@@ -66,21 +62,5 @@ async fn a_worker_that_can_read_is_chosen_as_if_it_held_what_it_reads() {
     });
     assert_eq!(record["ledger"]["legs"][0]["read_back"], kept);
     assert_eq!(reads(&trial, "read").await, 1.0);
-    trial.finish().await;
-}
-
-#[tokio::test]
-async fn a_pin_that_is_slower_to_read_than_to_compute_is_computed() {
-    let mut trial = Trial::start(priced(1, 1_000_000)).await;
-    let next = next_turn(&mut trial).await;
-    let body = of_ids(&next, 12);
-    let told = trial.cluster.admin.post("/admin/explain", &body).await.json();
-    let told = &told["explanation"]["prompts"][0];
-    assert_eq!(told["read_back"], Value::Null, "{told}");
-    assert_eq!(of(&told["steps"][0]["candidates"], "p0")["terms"]["read_ms"], 0.0);
-    let reply = trial.post("ok", COMPLETIONS, &body).await;
-    assert_eq!(reply.status, 200, "{}", reply.text());
-    let pins = trial.cluster.engine("d0").state();
-    assert_eq!((reads(&trial, "read").await, pins.totals.pins_read), (0.0, 0));
     trial.finish().await;
 }
