@@ -11,13 +11,14 @@ use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
+use std::time::Instant;
 
 use hyper::body::{Body, Incoming};
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
-use splitrail_client_connection::framing::{FramingCheck, InvalidBytes};
+use splitrail_client_connection::wire::{Position, WireCheck};
 
 /// Polls after which a connection in memory must have come to its end.
 const POLLS_MAX: usize = 10_000;
@@ -61,20 +62,20 @@ fn messages(stream: &[u8]) -> Option<Messages> {
     if stream.starts_with(b"PRI") || b"PRI".starts_with(stream) {
         return None;
     }
-    let mut check = FramingCheck::default();
+    let mut check = WireCheck::default();
     let mut messages = Messages { whole: Vec::new(), rest_at: 0, refused: false };
     for at in 0..stream.len() {
-        if check.feed(&stream[at..=at]).is_err() {
+        if check.feed(&stream[at..=at], || 0, Instant::now).is_err() {
             messages.refused = true;
             break;
         }
-        if check.is_between_messages() {
+        if check.position() == Position::Between {
             messages.whole.push(messages.rest_at..at + 1);
             messages.rest_at = at + 1;
         }
     }
     assert_eq!(
-        check.begun() as usize,
+        check.heads() as usize,
         messages.whole.len() + usize::from(messages.refused || messages.rest_at < stream.len())
     );
     Some(messages)
@@ -103,14 +104,14 @@ struct Passed {
 }
 
 fn passed(pieces: &[&[u8]]) -> Passed {
-    let mut check = FramingCheck::default();
+    let mut check = WireCheck::default();
     let mut passed = Passed { pieces: Vec::new(), refused: false };
     for piece in pieces {
-        match check.feed(piece) {
+        match check.feed(piece, || 0, Instant::now) {
             Ok(()) => passed.pieces.push(piece.to_vec()),
-            Err(InvalidBytes { good_bytes, invalid_bytes }) => {
-                passed.pieces.push(piece[..good_bytes].to_vec());
-                passed.pieces.push(invalid_bytes.to_vec());
+            Err(refusal) => {
+                passed.pieces.push(piece[..refusal.good_bytes].to_vec());
+                passed.pieces.push(check.invalid_bytes().to_vec());
                 passed.refused = true;
                 break;
             }

@@ -83,23 +83,19 @@ pub enum AccessError {
     /// The secret from which salts are derived cannot be read.
     #[error("cache_salt_key: {0}")]
     SaltKey(#[from] SecretError),
-    /// The limits cannot be shared.
-    #[cfg(feature = "nats")]
-    #[error("quotas: {0}")]
-    Quotas(#[from] crate::limits::replicas::NoEntropy),
 }
 
 /// Where a configuration has limits counted.
-#[cfg_attr(not(feature = "nats"), allow(clippy::unnecessary_wraps, unused_variables))]
-fn counting(config: &Config, clock: SteadyClock) -> Result<LimitCounting, AccessError> {
-    Ok(match &config.quotas {
+#[cfg_attr(not(feature = "nats"), allow(unused_variables))]
+fn counting(config: &Config, clock: SteadyClock) -> LimitCounting {
+    match &config.quotas {
         Quotas::Local(local) => LimitCounting::Local(local.share),
         #[cfg(feature = "nats")]
-        Quotas::Nats(quotas) => LimitCounting::Shared(Arc::new(Replicas::new(quotas, clock)?)),
+        Quotas::Nats(quotas) => LimitCounting::Shared(Arc::new(Replicas::new(quotas, clock))),
         // The check of a configuration refuses what this build lacks.
         #[cfg(not(feature = "nats"))]
         Quotas::Nats(_) => LimitCounting::Local(1.0),
-    })
+    }
 }
 
 impl Access {
@@ -117,7 +113,7 @@ impl Access {
         let salt_key = SaltKey::new(secret.as_ref().map(|secret| secret.expose()));
         let clock = before.map_or_else(SteadyClock::start, |before| before.clock);
         let counting =
-            before.map_or_else(|| counting(config, clock), |b| Ok(b.counting.clone()))?;
+            before.map_or_else(|| counting(config, clock), |before| before.counting.clone());
         let mut tenants: HashMap<Box<str>, Arc<Tenant>> = HashMap::new();
         for (place, of) in config.tenants.iter().enumerate() {
             let earlier = before.and_then(|before| before.tenants.get(of.name.as_str()));

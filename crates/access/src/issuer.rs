@@ -67,7 +67,7 @@ impl Issuer {
             Err(JwtRefusal::NoTenant) => Some(Err(Refusal::NoTenant)),
             Err(refusal) => {
                 // Clients are not told, and the metric has one reason for all of these.
-                tracing::debug!(reason = refusal.name(), "a JSON Web Token is refused");
+                tracing::debug!(reason = %refusal, "a JSON Web Token is refused");
                 Some(Err(Refusal::Unknown))
             }
         }

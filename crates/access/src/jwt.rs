@@ -71,24 +71,6 @@ pub enum JwtRefusal {
     NoTenant,
 }
 
-impl JwtRefusal {
-    /// The name of the reason, for metrics.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Malformed => "malformed",
-            Self::Algorithm => "algorithm",
-            Self::UnknownKey => "unknown_key",
-            Self::Signature => "signature",
-            Self::Expired => "expired",
-            Self::NotYetValid => "not_yet_valid",
-            Self::Issuer => "issuer",
-            Self::Audience => "audience",
-            Self::NoTenant => "no_tenant",
-        }
-    }
-}
-
 /// Checks the tokens of one issuer. Copies share the keys.
 #[derive(Clone, Debug)]
 pub struct Verifier {

@@ -1,7 +1,6 @@
 //! API keys: the table of their hashes, which follows the file, and new keys.
 
 use std::hint::black_box;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,6 +13,7 @@ use splitrail_config::Problems;
 use splitrail_config::keys::{self, KeyEntry, OperatorRole};
 use splitrail_settings::secret::is_same;
 
+use crate::file_state::{FileState, file_state};
 use crate::refusal::Refusal;
 
 /// The beginning of each key, by which people and scanners of leaked secrets recognise it.
@@ -45,10 +45,10 @@ pub enum Grant {
 pub struct KeySource {
     file: PathBuf,
     table: ArcSwap<Table>,
-    /// The version of the file that was read last, whether its keys could be used or not; `None` if
+    /// The state of the file that was read last, whether its keys could be used or not; `None` if
     /// there was no file.
-    version: Mutex<Option<Version>>,
-    /// Whether the keys in use are those of that version.
+    state: Mutex<Option<FileState>>,
+    /// Whether the keys in use are those of that state.
     is_current: AtomicBool,
     /// The read of the file that has not ended.
     reading: Mutex<Option<OpenRead>>,
@@ -97,19 +97,8 @@ struct Key {
     used_expired_unix_s: AtomicU64,
 }
 
-/// A version of a file. Any way of replacing a file, or of letting others read it, changes one of
-/// these numbers.
-type Version = (u64, u64, [i64; 4]);
-
 fn unix_s(time: SystemTime) -> u64 {
     time.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
-}
-
-fn version(file: &Path) -> Option<Version> {
-    let file = std::fs::metadata(file).ok()?;
-    // Another owner or other permissions change the time of the last change only.
-    let times = [file.mtime(), file.mtime_nsec(), file.ctime(), file.ctime_nsec()];
-    Some((file.ino(), file.size(), times))
 }
 
 impl KeySource {
@@ -119,10 +108,10 @@ impl KeySource {
     /// All mistakes in the file.
     pub fn open(file: &Path) -> Result<Self, Problems> {
         // Before the file itself: a change in between is noticed the next time.
-        let version = Mutex::new(version(file));
+        let state = Mutex::new(file_state(file));
         let table = ArcSwap::from_pointee(Table::read(file)?);
         let (file, is_current) = (file.to_owned(), AtomicBool::new(true));
-        Ok(Self { file, table, version, is_current, reading: Mutex::default() })
+        Ok(Self { file, table, state, is_current, reading: Mutex::default() })
     }
 
     /// The path of the file.
@@ -204,12 +193,12 @@ impl KeySource {
     }
 
     /// Reads the file again if it has changed or could not be used before. If it cannot be used, its
-    /// previous keys stay valid, and the error is logged once for each version of the file.
+    /// previous keys stay valid, and the error is logged once for each state of the file.
     pub fn refresh(&self) {
-        let now = version(&self.file);
+        let now = file_state(&self.file);
         let before = {
-            let mut version = self.version.lock().unwrap_or_else(PoisonError::into_inner);
-            std::mem::replace(&mut *version, now)
+            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            std::mem::replace(&mut *state, now)
         };
         let is_new = now != before;
         if !is_new && self.is_current.load(Relaxed) {
@@ -493,8 +482,8 @@ mod tests {
     fn a_file_is_read_again_when_others_may_read_it() {
         let file = File::new();
         file.write(&[&tenant_key("acme", None).1]);
-        let before = version(&file.path());
+        let before = file_state(&file.path());
         std::fs::set_permissions(file.path(), Permissions::from_mode(0o640)).unwrap();
-        assert_ne!(version(&file.path()), before);
+        assert_ne!(file_state(&file.path()), before);
     }
 }

@@ -7,6 +7,7 @@
 
 mod access;
 pub mod credential;
+mod file_state;
 mod issuer;
 pub mod jwt;
 pub mod keys;

@@ -190,7 +190,7 @@ pub struct Reservation {
 impl Reservation {
     /// The number of reserved tokens.
     pub fn tokens(&self) -> u64 {
-        self.counted.tokens()
+        self.counted.tokens
     }
 
     /// Replaces the reserved tokens by the actual number. More than was reserved is counted as well,
@@ -199,7 +199,7 @@ impl Reservation {
     pub fn settle(mut self, actual_tokens: u64) {
         self.correct(actual_tokens);
         // Nothing remains to be refunded.
-        self.counted.settle();
+        self.counted.is_settled = true;
     }
 
     fn correct(&mut self, tokens: u64) {
@@ -210,7 +210,7 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        if !self.counted.is_settled() {
+        if !self.counted.is_settled {
             self.correct(0);
         }
     }

@@ -5,7 +5,6 @@ pub mod certificate;
 pub mod checked_socket;
 pub mod client_stream;
 pub mod connection_activity;
-pub mod framing;
 pub mod pace;
 pub mod recorded_socket;
 pub mod unread_rest;

@@ -34,7 +34,7 @@ impl Replica {
         let quotas: NatsQuotas = serde_json::from_value(json!({ "servers": servers })).unwrap();
         let quotas = NatsQuotas { lease, login, ..quotas };
         let clock = SteadyClock::start();
-        let replicas = Arc::new(Replicas::new(&quotas, clock).unwrap());
+        let replicas = Arc::new(Replicas::new(&quotas, clock));
         let limits = replicas.limits("acme/1", &tenant(LIMIT));
         let mut tasks = JoinSet::new();
         let running = Arc::clone(&replicas);

@@ -19,25 +19,10 @@ const SHARE_WAIT_MS: u64 = 1000;
 pub(crate) struct CountedRequest {
     part: u64,
     day: u64,
-    tokens: u64,
-    is_settled: bool,
-}
-
-impl CountedRequest {
-    /// Marks the tokens as final.
-    pub(crate) fn settle(&mut self) {
-        self.is_settled = true;
-    }
-
     /// The number of tokens that count now.
-    pub(crate) fn tokens(&self) -> u64 {
-        self.tokens
-    }
-
+    pub(crate) tokens: u64,
     /// Whether the tokens are final.
-    pub(crate) fn is_settled(&self) -> bool {
-        self.is_settled
-    }
+    pub(crate) is_settled: bool,
 }
 
 /// What a tenant has used, and what it may use.

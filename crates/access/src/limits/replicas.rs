@@ -10,7 +10,7 @@ use async_nats::jetstream::kv::{Entry, Operation, Store, UpdateErrorKind, Watch}
 use async_nats::jetstream::stream::{Config as StreamConfig, DiscardPolicy, StorageType};
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
-use ring::rand::{SecureRandom as _, SystemRandom};
+use splitrail_api::text::random_id;
 use splitrail_config::{NatsQuotas, TenantLimits};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
@@ -83,32 +83,22 @@ struct SharedTenant {
     has_warned: AtomicBool,
 }
 
-/// The system has no random numbers.
-#[derive(Debug, thiserror::Error)]
-#[error("the system provides no random numbers")]
-pub struct NoEntropy;
-
 impl Replicas {
     /// A replica that keeps its shares at the broker of `quotas`. `clock` is the clock of all calls
     /// of [`Limits`].
-    ///
-    /// # Errors
-    /// The system provides no random numbers.
-    pub fn new(quotas: &NatsQuotas, clock: SteadyClock) -> Result<Self, NoEntropy> {
+    pub fn new(quotas: &NatsQuotas, clock: SteadyClock) -> Self {
         let lease_ms = u64::try_from(quotas.lease.as_millis()).unwrap_or(u64::MAX >> 1);
         let terms = Terms { lease_ms, window_ms: MINUTE_MS, margin_ms: MARGIN_MS };
-        let mut random = [0; 16];
-        SystemRandom::new().fill(&mut random).map_err(|_| NoEntropy)?;
-        Ok(Self {
+        Self {
             config: quotas.clone(),
             connection: OnceLock::new(),
-            id: format!("{:032x}", u128::from_be_bytes(random)),
+            id: random_id(),
             numbered: AtomicU64::new(0),
             terms,
             clock,
             wants_share: Arc::new(Notify::new()),
             tenants: Mutex::default(),
-        })
+        }
     }
 
     /// The limits of a tenant. Limits that exist are changed; what was used stays used.

@@ -1,24 +1,13 @@
 //! A file with the keys of an issuer, which is read when it has changed.
 
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use splitrail_config::jwks::read_file;
 use tokio::task::spawn_blocking;
 
 use super::outcome::IssuerKeys;
-
-/// The state of a file. Two states of one file that differ in content differ here as well, unless
-/// the content is replaced by content of the same length within the resolution of the file
-/// system's clock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct FileState {
-    inode: (u64, u64),
-    bytes: u64,
-    modified: (i64, i64),
-    changed: (i64, i64),
-}
+use crate::file_state::{FileState, file_state};
 
 /// What was found in place of a file that had changed.
 struct Change {
@@ -68,17 +57,6 @@ impl KeyFile {
 }
 
 fn change(path: &Path, known: Option<FileState>) -> Option<Change> {
-    let state = state(path);
+    let state = file_state(path);
     (state.is_none() || state != known).then(|| Change { state, text: read_file(path) })
-}
-
-/// The state of the file; of the target, if the path is a link.
-fn state(path: &Path) -> Option<FileState> {
-    let found = std::fs::metadata(path).ok()?;
-    Some(FileState {
-        inode: (found.dev(), found.ino()),
-        bytes: found.len(),
-        modified: (found.mtime(), found.mtime_nsec()),
-        changed: (found.ctime(), found.ctime_nsec()),
-    })
 }
