@@ -1,11 +1,12 @@
 //! A client's body at each endpoint: what is read, edited and removed of it leaves no field for
 //! engines that clients must not set, and everything else as it was.
 
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use bytes::Bytes;
 use serde_json::Value;
-use splitrail_api::memory_budget::Memory;
+use splitrail_api::error::Error;
+use splitrail_api::memory_budget::{Allowance, MemoryBudget, Meter, full};
 use splitrail_api::{Endpoint, Inbound, JsonObject};
 use splitrail_config::Limits;
 
@@ -40,7 +41,7 @@ pub(crate) fn check(body: &[u8]) {
     }
     let limits = Limits { batch_prompts_max: 4, n_max: 8, stop_max: 2, ..Limits::default() };
     for endpoint in Endpoint::ALL {
-        match Inbound::parse(endpoint, body.clone(), &limits, &mut Memory::free()) {
+        match parse(endpoint, body.clone(), &limits) {
             Ok(inbound) => accepted(&inbound, &body, &limits),
             Err(error) => {
                 assert_eq!(error.status(), 400, "{error}");
@@ -49,6 +50,14 @@ pub(crate) fn check(body: &[u8]) {
             }
         }
     }
+}
+
+fn parse(endpoint: Endpoint, text: Bytes, limits: &Limits) -> Result<Inbound, Error> {
+    let body = JsonObject::parse_strictly(text, limits.object_members_max, |_| Ok(()))?;
+    let charge = Arc::new(MemoryBudget::default()).charge();
+    let mut work = Meter::new(charge, usize::MAX, &full);
+    let allowance = Allowance { limits, work: &mut work };
+    Inbound::read(endpoint, body, None, allowance, |_| &[])
 }
 
 fn accepted(inbound: &Inbound, original: &Bytes, limits: &Limits) {
@@ -99,7 +108,7 @@ fn accepted(inbound: &Inbound, original: &Bytes, limits: &Limits) {
         assert!(!is_known(inbound.endpoint, name), "{name} was lost");
     }
 
-    let again = Inbound::parse(inbound.endpoint, sent, limits, &mut Memory::free());
+    let again = parse(inbound.endpoint, sent, limits);
     let again = again.expect("clean once, clean twice");
     assert_eq!(again.removed.header(), None);
     assert_eq!(again.body.to_bytes(), inbound.body.to_bytes());

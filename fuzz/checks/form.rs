@@ -1,10 +1,12 @@
 //! A form with a recording, behind the first line, its content type: it is refused, or what is written
 //! of it for engines reads the same and holds no field that clients must not set.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use serde_json::Value;
 use splitrail_api::form::{self, Boundary};
-use splitrail_api::memory_budget::{Allowance, Meter};
+use splitrail_api::memory_budget::{Allowance, MemoryBudget, Meter, full};
 use splitrail_api::request::Prompt;
 use splitrail_api::{Endpoint, Inbound};
 use splitrail_config::Limits;
@@ -29,7 +31,8 @@ pub(crate) fn check(data: &[u8]) {
         Ok(read) => read,
         Err(error) => return assert_eq!(error.status(), 400, "{error}"),
     };
-    let (limits, mut work) = (Limits::default(), Meter::free());
+    let charge = Arc::new(MemoryBudget::default()).charge();
+    let (limits, mut work) = (Limits::default(), Meter::new(charge, usize::MAX, &full));
     let allowance = Allowance { limits: &limits, work: &mut work };
     let prompt = Some(Prompt::Recording(recording.clone()));
     let read = Inbound::read(Endpoint::Transcriptions, fields, prompt, allowance, |_| &[]);

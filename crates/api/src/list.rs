@@ -132,7 +132,7 @@ mod tests {
         assert_eq!(token_ids("[1,2, 3]", &mut meter).unwrap(), Some(vec![1, 2, 3]));
         assert_eq!(budget.held_bytes(), 12);
         assert_eq!(token_ids("[1]", &mut meter).unwrap_err().status(), 503);
-        let mut meter = Meter::free();
+        let mut meter = Meter::new(budget.charge(), usize::MAX, &full);
         assert_eq!(token_ids("[1,-2]", &mut meter).unwrap(), None);
     }
 }

@@ -237,29 +237,12 @@ impl<'a> Meter<'a> {
     }
 }
 
-impl Meter<'static> {
-    /// A meter with its own budget and no limit.
-    pub fn free() -> Self {
-        fn full() -> Error {
-            Error::new(ErrorKind::Internal, "a budget without a bound is full")
-        }
-        Self::new(Arc::new(MemoryBudget::default()).charge(), usize::MAX, &full)
-    }
-}
-
 /// The meters for preparing a request.
 pub struct Memory<'a> {
     /// Memory that the request holds until it ends.
     pub kept: Meter<'a>,
     /// Memory that is freed when the request has been prepared.
     pub work: Meter<'a>,
-}
-
-impl Memory<'static> {
-    /// Meters without a limit.
-    pub fn free() -> Self {
-        Self { kept: Meter::free(), work: Meter::free() }
-    }
 }
 
 /// What reading a part of a request may use.

@@ -65,16 +65,6 @@ impl Buf for Parts {
         &self.first
     }
 
-    fn chunks_vectored<'a>(&'a self, out: &mut [IoSlice<'a>]) -> usize {
-        let parts = std::iter::once(&self.first).filter(|first| !first.is_empty());
-        let mut count = 0;
-        for (slice, part) in out.iter_mut().zip(parts.chain(&self.rest)) {
-            *slice = IoSlice::new(part);
-            count += 1;
-        }
-        count
-    }
-
     fn advance(&mut self, mut bytes: usize) {
         while bytes >= self.first.len() && !self.first.is_empty() {
             bytes -= self.first.len();
@@ -105,14 +95,11 @@ mod tests {
                 prop_assert_eq!(body.remaining(), rest.len());
                 prop_assert!(rest.starts_with(body.chunk()));
                 prop_assert_eq!(body.chunk().is_empty(), rest.is_empty());
-                let mut slices = [IoSlice::new(&[]); 4];
-                let count = body.chunks_vectored(&mut slices);
-                let seen = slices[..count].iter().flat_map(|slice| slice.to_vec()).collect::<Vec<_>>();
-                prop_assert!(rest.starts_with(&seen) && (count == 4 || seen.len() == rest.len()));
                 let mut slices = [IoSlice::new(&[]); 2];
                 let count = whole_body.slices_from(whole.len() - rest.len(), &mut slices);
                 let seen = slices[..count].iter().flat_map(|slice| slice.to_vec()).collect::<Vec<_>>();
                 prop_assert!(rest.starts_with(&seen) && seen.is_empty() == rest.is_empty());
+                prop_assert!(count == 2 || seen.len() == rest.len());
                 let step = step.min(rest.len());
                 body.advance(step);
                 rest = &rest[step..];

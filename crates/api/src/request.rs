@@ -13,7 +13,7 @@ use super::sampling::{OutputLimit, Sampling};
 use super::sanitise::RemovedFields;
 use super::{auxiliary, bounds, responses, sanitise};
 use crate::error::{Error, ErrorKind};
-use crate::memory_budget::{Allowance, Memory, Meter};
+use crate::memory_budget::{Allowance, Meter};
 use splitrail_config::model::Limits;
 
 /// One prompt of a request.
@@ -105,26 +105,10 @@ pub struct Inbound {
 }
 
 impl Inbound {
-    /// Parses a body. Takes time in proportion to its length, so long bodies must not be parsed on
-    /// the reactor.
-    ///
-    /// # Errors
-    /// A 400 that names the field at fault, or the error of `memory` if there is no room.
-    pub fn parse(
-        endpoint: Endpoint,
-        text: bytes::Bytes,
-        limits: &Limits,
-        memory: &mut Memory<'_>,
-    ) -> Result<Self, Error> {
-        let charge = |bytes| memory.kept.take(bytes);
-        let body = JsonObject::parse_strictly(text, limits.object_members_max, charge)?;
-        let allowance = Allowance { limits, work: &mut memory.work };
-        Self::read(endpoint, body, None, allowance, |_| &[])
-    }
-
-    /// Like `parse`, for a body that has been checked already, and with its prompt if that is
-    /// known. Prompts that are copied are charged to the allowance. `opened` returns the further fields
-    /// that a model's engines may receive, by the model name in the request.
+    /// Reads a body that has been checked already, and with its prompt if that is known. Prompts that
+    /// are copied are charged to the allowance. `opened` returns the further fields that a model's
+    /// engines may receive, by the model name in the request. Takes time in proportion to the length
+    /// of the body, so long bodies must not be read on the reactor.
     ///
     /// # Errors
     /// A 400 that names the field at fault, or the error of the meter if there is no room.

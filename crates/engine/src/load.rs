@@ -112,29 +112,26 @@ impl InterToken {
 /// Reads the load in the metrics of one engine: a text of any length in one pass. Malformed lines and
 /// other metrics are skipped quickly: they are most of the roughly 60 kB that are read from an engine
 /// several times per second.
-pub(crate) struct LoadReader {
-    /// With what the names of the engine's metrics begin.
-    pub(crate) prefix: &'static str,
-    /// Whether a metric is read, by its name without the prefix.
-    pub(crate) is_read: fn(&[u8]) -> bool,
-    /// Adds one sample to the load.
-    pub(crate) take: fn(&mut LoadSum, &Line<'_>),
-}
-
-impl LoadReader {
-    pub(crate) fn read(&self, text: &[u8]) -> EngineLoad {
-        let mut sum = LoadSum::default();
-        for text in lines(text) {
-            if let Some(line) = Line::parse(text, self.prefix.as_bytes(), self.is_read) {
-                (self.take)(&mut sum, &line);
-            } else if let Some(value) = text.strip_prefix(STARTED_AT) {
-                let value = std::str::from_utf8(value).unwrap_or_default();
-                let started_at_s = value.trim().parse().ok().filter(|at: &f64| at.is_finite());
-                sum.load.started_at_s = started_at_s;
-            }
+///
+/// `prefix` begins the names of the engine's metrics, `is_read` tells by the rest of a name whether
+/// a metric is read, and `take` adds a sample.
+pub(crate) fn read_load(
+    text: &[u8],
+    prefix: &str,
+    is_read: fn(&[u8]) -> bool,
+    take: fn(&mut LoadSum, &Line<'_>),
+) -> EngineLoad {
+    let mut sum = LoadSum::default();
+    for text in lines(text) {
+        if let Some(line) = Line::parse(text, prefix.as_bytes(), is_read) {
+            take(&mut sum, &line);
+        } else if let Some(value) = text.strip_prefix(STARTED_AT) {
+            let value = std::str::from_utf8(value).unwrap_or_default();
+            let started_at_s = value.trim().parse().ok().filter(|at: &f64| at.is_finite());
+            sum.load.started_at_s = started_at_s;
         }
-        sum.finish()
     }
+    sum.finish()
 }
 
 /// The load in the samples that have been read so far.
@@ -142,14 +139,19 @@ impl LoadReader {
 pub(crate) struct LoadSum {
     /// What is complete with each sample.
     pub(crate) load: EngineLoad,
-    used_ratios: Mean,
+    /// The sum of the used parts of all data-parallel engines' KV caches, and how many there are.
+    used_ratio_sum: f64,
+    used_ratios: u32,
     requests_by_rank: BTreeMap<u16, u64>,
 }
 
 impl LoadSum {
-    /// Adds the used part of one data-parallel engine's KV cache.
+    /// Adds the used part of one data-parallel engine's KV cache; values outside 0 to 1 are ignored.
     pub(crate) fn add_kv_used_ratio(&mut self, ratio: f64) {
-        self.used_ratios.add(ratio);
+        if (0.0..=1.0).contains(&ratio) {
+            self.used_ratio_sum += ratio;
+            self.used_ratios += 1;
+        }
     }
 
     /// Adds requests of a data-parallel engine, whose number is the value of a label; without a
@@ -162,8 +164,8 @@ impl LoadSum {
     }
 
     fn finish(self) -> EngineLoad {
-        let Self { mut load, used_ratios, requests_by_rank: by_rank } = self;
-        load.kv_used_ratio = used_ratios.value();
+        let Self { mut load, used_ratio_sum, used_ratios, requests_by_rank: by_rank } = self;
+        load.kv_used_ratio = (used_ratios > 0).then(|| used_ratio_sum / f64::from(used_ratios));
         load.ranks = u32::try_from(by_rank.len()).ok().filter(|ranks| *ranks > 0);
         let are_numbered = by_rank.keys().copied().map(usize::from).eq(0..by_rank.len());
         if by_rank.len() > 1 && are_numbered {
@@ -187,26 +189,5 @@ fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
 pub(crate) fn add(sum: &mut Option<u64>, count: Option<u64>) {
     if let Some(count) = count {
         *sum = Some(sum.unwrap_or(0).saturating_add(count));
-    }
-}
-
-/// A mean of ratios.
-#[derive(Default)]
-struct Mean {
-    sum: f64,
-    count: u32,
-}
-
-impl Mean {
-    /// Adds a ratio; values outside 0 to 1 are ignored.
-    fn add(&mut self, ratio: f64) {
-        if (0.0..=1.0).contains(&ratio) {
-            self.sum += ratio;
-            self.count += 1;
-        }
-    }
-
-    fn value(&self) -> Option<f64> {
-        (self.count > 0).then(|| self.sum / f64::from(self.count))
     }
 }

@@ -4,10 +4,11 @@
 //! decodes each engine's wire format into them.
 
 /// A storage tier of a worker's KV cache, fastest first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Tier {
     /// Accelerator memory (the engine's own paged cache).
+    #[default]
     Device = 0,
     /// Host memory.
     Host = 1,

@@ -99,7 +99,7 @@ pub fn read_pinned(
         tracing::info!(model, worker, "the engine has bidirectional_kv_xfer");
     }
     // A prefill engine would connect to that host.
-    if served.admit_host(holder, kv.host(), None).is_err() {
+    if served.admit_host(holder, &kv.host, None).is_err() {
         let what = "the engine keeps KV for read-back at a host outside the fleet (see \
                     hand_off_networks)";
         tracing::warn!(model, worker, "{what}");

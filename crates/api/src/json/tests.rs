@@ -85,7 +85,7 @@ fn many_short_members_are_sent_from_where_they_came_in() {
     let parts = object.to_parts();
     assert_eq!(value_of(parts.clone()), value_of(object.to_bytes().into()));
     let mut slices = [std::io::IoSlice::new(&[]); 16];
-    let count = bytes::Buf::chunks_vectored(&parts, &mut slices);
+    let count = parts.slices_from(0, &mut slices);
     let (from, to) = (object.text.as_ptr() as usize, object.text.len());
     let is_original =
         |slice: &&std::io::IoSlice<'_>| (slice.as_ptr() as usize).wrapping_sub(from) < to;

@@ -1,10 +1,19 @@
 //! Tests of what is read from each endpoint's requests, and of what is refused.
 
+use std::sync::Arc;
+
 use super::*;
+use crate::memory_budget::{self, MemoryBudget};
+use splitrail_config::Limits;
 
 fn parse(endpoint: Endpoint, text: &str) -> Result<Inbound, Error> {
     let text = bytes::Bytes::copy_from_slice(text.as_bytes());
-    Inbound::parse(endpoint, text, &Limits::default(), &mut Memory::free())
+    let limits = Limits::default();
+    let body = JsonObject::parse_strictly(text, limits.object_members_max, |_| Ok(()))?;
+    let charge = Arc::new(MemoryBudget::default()).charge();
+    let mut work = Meter::new(charge, usize::MAX, &memory_budget::full);
+    let allowance = Allowance { limits: &limits, work: &mut work };
+    Inbound::read(endpoint, body, None, allowance, |_| &[])
 }
 
 #[test]

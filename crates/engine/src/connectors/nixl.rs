@@ -135,24 +135,9 @@ impl HandOff {
         prefix::prefix_params(&self.raw, blocks, block_size)
     }
 
-    /// The prefill engine's id.
-    pub fn remote_engine_id(&self) -> &str {
-        &self.params.remote_engine_id
-    }
-
     /// The host from which decode fetches.
     pub fn remote_host(&self) -> &str {
         &self.params.remote_host
-    }
-
-    /// The port of the prefill engine's side channel.
-    pub fn remote_port(&self) -> u16 {
-        self.params.remote_port
-    }
-
-    /// The engine's id of the prefill leg's request.
-    pub fn remote_request_id(&self) -> Option<&str> {
-        self.params.remote_request_id.as_deref()
     }
 
     /// Number of tokens whose KV is handed off. If the prefill leg generated more than one token,
@@ -199,10 +184,10 @@ impl Params {
 impl fmt::Debug for HandOff {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HandOff")
-            .field("remote_engine_id", &self.remote_engine_id())
+            .field("remote_engine_id", &self.params.remote_engine_id)
             .field("remote_host", &self.remote_host())
-            .field("remote_port", &self.remote_port())
-            .field("remote_request_id", &self.remote_request_id())
+            .field("remote_port", &self.params.remote_port)
+            .field("remote_request_id", &self.params.remote_request_id)
             .field("remote_num_tokens", &self.remote_num_tokens())
             .field("remote_prefill_cached_tokens", &self.remote_prefill_cached_tokens())
             .field("block_count", &self.block_count())

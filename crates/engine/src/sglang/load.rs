@@ -1,10 +1,10 @@
 //! The load in SGLang's `/metrics`.
 
-use crate::load::{EngineLoad, Line, LoadReader, LoadSum, add};
+use crate::load::{EngineLoad, Line, LoadSum, add, read_load};
 
 /// Reads SGLang's metrics. An engine with several data-parallel ranks has the label `dp_rank`.
 pub(crate) fn load(metrics: &[u8]) -> EngineLoad {
-    LoadReader { prefix: "sglang:", is_read, take }.read(metrics)
+    read_load(metrics, "sglang:", is_read, take)
 }
 
 /// The names of the metrics that are read, of hundreds of lines.

@@ -1,10 +1,10 @@
 //! The load in vLLM's `/metrics`.
 
-use crate::load::{EngineLoad, Line, LoadReader, LoadSum, add};
+use crate::load::{EngineLoad, Line, LoadSum, add, read_load};
 
 /// Reads vLLM's metrics, in which each data-parallel engine is a value of the label `engine`.
 pub(crate) fn load(metrics: &[u8]) -> EngineLoad {
-    LoadReader { prefix: "vllm:", is_read, take }.read(metrics)
+    read_load(metrics, "vllm:", is_read, take)
 }
 
 /// Prefix of metrics that only an engine with the NIXL connector has.

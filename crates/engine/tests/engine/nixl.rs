@@ -30,12 +30,7 @@ fn hand_off(text: &str) -> Result<HandOff, HandOffError> {
 fn a_recorded_hand_off_is_read_and_kept_verbatim() {
     let raw = recorded("nixl_warm_both_prefill");
     let hand_off = HandOff::from_reply(raw.get()).unwrap();
-    assert_eq!(hand_off.remote_engine_id(), "b460a44b-3cba-433d-9652-ff925ec0575a");
-    assert_eq!((hand_off.remote_host(), hand_off.remote_port()), ("127.0.0.1", 15711));
-    assert_eq!(
-        hand_off.remote_request_id(),
-        Some("cmpl-b833bac5-e715-47da-b41f-86845b80d1df-0-850dd0da")
-    );
+    assert_eq!(hand_off.remote_host(), "127.0.0.1");
     assert_eq!(hand_off.remote_num_tokens(), Some(200));
     assert_eq!(hand_off.remote_prefill_cached_tokens(), Some(192));
     assert_eq!(hand_off.remote_blocks_expiry_s(), None);

@@ -15,7 +15,7 @@ fn pinned(raw: &str) -> PinnedKv {
 #[test]
 fn a_recorded_reply_is_cut_to_whole_blocks_and_otherwise_kept_byte_for_byte() {
     let pinned = pinned(RECORDED);
-    assert_eq!((pinned.tokens(), pinned.blocks(), pinned.host()), (299, 10, "127.0.0.1"));
+    assert_eq!((pinned.tokens, pinned.blocks(), &*pinned.host), (299, 10, "127.0.0.1"));
     assert_eq!(pinned.check(32), Ok(()));
     let expected = RECORDED
         .replace("136,137,138,139,140,141]]", "136,137,138]]")

@@ -40,7 +40,7 @@ impl ReadBack {
         let block_size = served.pool.block_size();
         let is_exact = kv.check(block_size).is_ok();
         // The engine has not computed the KV of more tokens than this.
-        hashes.truncate((kv.tokens() / block_size.max(1)) as usize);
+        hashes.truncate((kv.tokens / block_size.max(1)) as usize);
         if !is_exact || served.pool.read_back.is_distrusted() {
             hashes.clear();
         }

@@ -1,8 +1,7 @@
 //! Counts block ids without storing them.
 
-use std::fmt;
-
-use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, SeqAccess, Visitor};
+use serde::de::IgnoredAny;
+use serde_json::value::RawValue;
 
 use crate::json::ShapeError;
 
@@ -43,48 +42,14 @@ fn quick_count(list: &str) -> Option<usize> {
     Some(ids.sum())
 }
 
+/// The number of ids in a JSON list. What is in a group counts, whatever it is.
 fn thorough_count(list: &str) -> Result<usize, ShapeError> {
-    let mut deserializer = serde_json::Deserializer::from_str(list);
-    Ok(deserializer.deserialize_seq(Count { in_group: false })?)
-}
-
-/// Counts the ids of a list, or of one of its groups. What is in a group counts, whatever it is.
-struct Count {
-    in_group: bool,
-}
-
-impl<'de> DeserializeSeed<'de> for Count {
-    type Value = usize;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<usize, D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Count {
-    type Value = usize;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("block ids, or lists of them")
-    }
-
-    fn visit_u64<E>(self, _id: u64) -> Result<usize, E> {
-        Ok(1)
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<usize, A::Error> {
-        let mut count = 0;
-        if self.in_group {
-            while items.next_element::<IgnoredAny>()?.is_some() {
-                count += 1;
-            }
-        } else {
-            while let Some(ids) = items.next_element_seed(Self { in_group: true })? {
-                count += ids;
-            }
-        }
-        Ok(count)
-    }
+    let items: Vec<&RawValue> = serde_json::from_str(list)?;
+    let count = |item: &RawValue| match item.get().starts_with('[') {
+        true => Ok(serde_json::from_str::<Vec<IgnoredAny>>(item.get())?.len()),
+        false => serde_json::from_str::<u64>(item.get()).map(|_id| 1),
+    };
+    Ok(items.into_iter().map(count).sum::<Result<_, serde_json::Error>>()?)
 }
 
 #[cfg(test)]

@@ -39,8 +39,11 @@ pub enum InexactPin {
 /// It serves **one** read, so it cannot be cloned.
 pub struct PinnedKv {
     raw: Box<str>,
-    host: Box<str>,
-    tokens: u32,
+    /// The host from which a prefill engine reads.
+    pub host: Box<str>,
+    /// Number of tokens whose KV is pinned: the prompt and what was generated, without the last
+    /// token, whose KV the engine never computed.
+    pub tokens: u32,
     groups: Vec<Vec<u32>>,
 }
 
@@ -157,17 +160,6 @@ impl PinnedKv {
         Some(json)
     }
 
-    /// The host from which a prefill engine reads.
-    pub fn host(&self) -> &str {
-        &self.host
-    }
-
-    /// Number of tokens whose KV is pinned: the prompt and what was generated, without the last
-    /// token, whose KV the engine never computed.
-    pub fn tokens(&self) -> u32 {
-        self.tokens
-    }
-
     /// Number of pinned blocks over all cache groups. The last block may be partly filled.
     pub fn blocks(&self) -> usize {
         self.groups.iter().map(Vec::len).sum()
@@ -182,8 +174,8 @@ impl PinnedKv {
 impl fmt::Debug for PinnedKv {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PinnedKv")
-            .field("host", &self.host())
-            .field("tokens", &self.tokens())
+            .field("host", &self.host)
+            .field("tokens", &self.tokens)
             .field("blocks", &self.blocks())
             .finish_non_exhaustive()
     }

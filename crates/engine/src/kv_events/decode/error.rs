@@ -72,16 +72,9 @@ pub enum DecodeProblem {
 impl DecodeProblem {
     /// Whether the problem is what one value says, so that what follows it can still be read.
     pub(super) fn is_of_one_value(&self) -> bool {
-        match self {
-            Self::UnexpectedEnd | Self::TooMany { .. } | Self::TooDeep | Self::TrailingBytes => {
-                false
-            }
-            Self::WrongType { .. }
-            | Self::OutOfRange
-            | Self::NotUtf8
-            | Self::Missing
-            | Self::TokenCount { .. }
-            | Self::HashLength { .. } => true,
-        }
+        !matches!(
+            self,
+            Self::UnexpectedEnd | Self::TooMany { .. } | Self::TooDeep | Self::TrailingBytes
+        )
     }
 }

@@ -9,6 +9,7 @@ use super::kind::EventKind;
 use super::{DecodeError, DecodeProblem, fields};
 
 /// A `BlockStored` event.
+#[derive(Default)]
 pub(super) struct StoredEvent<'a> {
     max_blocks: usize,
     hashes: Option<Vec<EngineHash>>,
@@ -30,21 +31,7 @@ pub(super) struct StoredEvent<'a> {
 
 impl<'a> StoredEvent<'a> {
     pub(super) fn new(max_blocks: usize) -> Self {
-        Self {
-            max_blocks,
-            hashes: None,
-            parent: None,
-            tokens: None,
-            block_size: None,
-            adapter_load: None,
-            adapter: None,
-            extras: Vec::new(),
-            salt: None,
-            tier: Tier::Device,
-            group: None,
-            spec_kind: None,
-            window: None,
-        }
+        Self { max_blocks, ..Self::default() }
     }
 
     /// The name of an item in the array form.
