@@ -119,7 +119,7 @@ impl CheckedConfig {
                     return None;
                 }
             };
-            let notes = prompt.iter().flat_map(PromptModel::notes);
+            let notes = prompt.iter().flat_map(|prompt| &prompt.notes);
             let notes = notes.map(|note| format!("model {}: tokenizer: {note}", model.name));
             self.notes.extend(notes);
             prompts.push(prompt);

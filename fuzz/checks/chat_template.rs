@@ -55,7 +55,7 @@ pub(crate) fn check(data: &[u8]) {
         match model.tokenize_chat(view.clone(), 0) {
             Ok(prompt) => {
                 assert!(rendered.is_ok_and(|rendered| rendered.uses_clock == prompt.uses_clock));
-                let vocabulary = model.tokenizer().vocab_size();
+                let vocabulary = model.tokenizer.vocab_size;
                 assert!(prompt.ids.iter().all(|id| (*id as usize) < vocabulary));
             }
             Err(PromptError::Client(message)) => assert!(message.chars().count() <= 500),

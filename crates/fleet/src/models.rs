@@ -124,7 +124,7 @@ fn assemble_model(
         Some(served) => served.prompt.clone(),
         None => {
             let prompt = load_prompt(model)?;
-            for note in prompt.iter().flat_map(PromptModel::notes) {
+            for note in prompt.iter().flat_map(|prompt| &prompt.notes) {
                 tracing::warn!(model = model.name, note, "tokenizer");
             }
             prompt.map(Arc::new)

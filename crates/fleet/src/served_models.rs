@@ -157,7 +157,7 @@ impl ServedModels {
         }
         let of = |served: &Arc<ServedModel>| match &served.prompt {
             None => TokenizerSpeed::None,
-            Some(prompt) if prompt.tokenizer().is_fast() => TokenizerSpeed::Fast,
+            Some(prompt) if prompt.tokenizer.is_fast() => TokenizerSpeed::Fast,
             Some(_) => TokenizerSpeed::Slow,
         };
         let tokenizing = models.iter().map(of).max().unwrap_or(TokenizerSpeed::None);

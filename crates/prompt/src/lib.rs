@@ -101,11 +101,13 @@ pub struct PromptOptions {
 /// Tokenizer and templates of one model.
 #[derive(Debug)]
 pub struct PromptModel {
-    tokenizer: Tokenizer,
+    /// The tokenizer.
+    pub tokenizer: Tokenizer,
     chat: Result<ChatTemplate, &'static str>,
     tool_chat: Option<Result<ChatTemplate, &'static str>>,
     options: PromptOptions,
-    notes: Vec<String>,
+    /// What an operator should know, for the log at start.
+    pub notes: Vec<String>,
 }
 
 impl PromptModel {
@@ -121,16 +123,16 @@ impl PromptModel {
     /// Combines a loaded tokenizer with an engine's options.
     #[must_use]
     pub fn new(tokenizer: Tokenizer, options: PromptOptions) -> Self {
-        let mut notes = tokenizer.notes().to_vec();
+        let mut notes = tokenizer.notes.to_vec();
         let mut compile = |source: &str| {
-            ChatTemplate::compile(source, tokenizer.special_tokens().clone()).map_err(|error| {
+            ChatTemplate::compile(source, tokenizer.special.clone()).map_err(|error| {
                 notes.push(error.to_string());
                 "the model's chat template is not supported"
             })
         };
         let (chat, tool_chat) = if let Some(source) = &options.chat_template {
             (compile(source), None)
-        } else if let Some(reason) = tokenizer.native_chat() {
+        } else if let Some(reason) = tokenizer.native_chat {
             (Err(reason), None)
         } else {
             let default = tokenizer.chat_template("default").map(&mut compile);
@@ -141,18 +143,6 @@ impl PromptModel {
             notes.push(format!("chats cannot be tokenized exactly: {reason}"));
         }
         Self { tokenizer, chat, tool_chat, options, notes }
-    }
-
-    /// The tokenizer.
-    #[must_use]
-    pub fn tokenizer(&self) -> &Tokenizer {
-        &self.tokenizer
-    }
-
-    /// What an operator should know, for the log at start.
-    #[must_use]
-    pub fn notes(&self) -> &[String] {
-        &self.notes
     }
 
     /// Token ids of a completion's text prompt. The request's
@@ -240,7 +230,7 @@ impl PromptModel {
         chat: ChatRequestView<'_>,
         now_unix_s: i64,
     ) -> Result<template::RenderedPrompt, PromptError> {
-        match self.tokenizer.unsupported() {
+        match self.tokenizer.unsupported {
             Some(reason) => Err(PromptError::Unsupported(reason)),
             None => self.render_chat(chat, now_unix_s),
         }
@@ -299,7 +289,7 @@ impl<'a> RenderInput<'a> {
         let template = template.as_ref().map_err(|reason| PromptError::Unsupported(reason))?;
         Ok(Self {
             template,
-            format: model.options.content_format.unwrap_or(template.content_format()),
+            format: model.options.content_format.unwrap_or(template.content_format),
             tools,
             documents: chat.documents,
             add_generation_prompt: chat.add_generation_prompt,
@@ -312,7 +302,7 @@ impl<'a> RenderInput<'a> {
         if messages.is_empty() {
             return Err(PromptError::Client("`messages` must not be empty".to_owned()));
         }
-        if !self.template.knows_developer() {
+        if !self.template.knows_developer {
             messages = normalise::without_developer(messages);
         }
         let input = ChatInput {

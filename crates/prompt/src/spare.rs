@@ -7,49 +7,33 @@ use std::cell::Cell;
 const MAX_BYTES: usize = 256 << 10;
 
 thread_local! {
-    static TEXT: SpareBuffer<u8> = const { SpareBuffer::new() };
-    static IDS: SpareBuffer<u32> = const { SpareBuffer::new() };
+    /// The buffer for a rendered prompt.
+    pub(super) static TEXT: SpareBuffer<u8> = const { SpareBuffer::new() };
+    /// The buffer for token ids.
+    pub(super) static IDS: SpareBuffer<u32> = const { SpareBuffer::new() };
 }
 
-struct SpareBuffer<T>(Cell<Vec<T>>);
+pub(super) struct SpareBuffer<T>(Cell<Vec<T>>);
 
 impl<T> SpareBuffer<T> {
     const fn new() -> Self {
         Self(Cell::new(Vec::new()))
     }
 
-    fn take(&self, capacity: usize) -> Vec<T> {
+    /// An empty buffer with at least this capacity.
+    pub(super) fn take(&self, capacity: usize) -> Vec<T> {
         let mut buffer = self.0.take();
         buffer.reserve(capacity);
         buffer
     }
 
-    fn give_back(&self, mut buffer: Vec<T>) {
+    /// Keeps the buffer for the thread's next prompt, once its content is no longer needed.
+    pub(super) fn give_back(&self, mut buffer: Vec<T>) {
         let other = self.0.take();
         let fits = buffer.capacity() * size_of::<T>() <= MAX_BYTES;
         buffer.clear();
         self.0.set(if fits && buffer.capacity() > other.capacity() { buffer } else { other });
     }
-}
-
-/// An empty buffer for a rendered prompt, with at least this capacity in bytes.
-pub(super) fn text(capacity: usize) -> Vec<u8> {
-    TEXT.with(|spare| spare.take(capacity))
-}
-
-/// Keeps the buffer for the thread's next prompt. Call this when the text is no longer needed.
-pub(super) fn give_back_text(buffer: Vec<u8>) {
-    TEXT.with(|spare| spare.give_back(buffer));
-}
-
-/// An empty buffer for token ids, with at least this capacity.
-pub(super) fn ids(capacity: usize) -> Vec<u32> {
-    IDS.with(|spare| spare.take(capacity))
-}
-
-/// Keeps the buffer for the token ids of the thread's next prompt.
-pub(super) fn give_back_ids(buffer: Vec<u32>) {
-    IDS.with(|spare| spare.give_back(buffer));
 }
 
 #[cfg(test)]
@@ -58,18 +42,18 @@ mod tests {
 
     #[test]
     fn a_returned_buffer_is_used_next_and_is_empty() {
-        let mut buffer = ids(100);
+        let mut buffer = IDS.with(|spare| spare.take(100));
         buffer.extend([1, 2]);
         let place = buffer.as_ptr();
-        give_back_ids(buffer);
-        let again = ids(50);
+        IDS.with(|spare| spare.give_back(buffer));
+        let again = IDS.with(|spare| spare.take(50));
         assert_eq!((again.as_ptr(), again.len()), (place, 0));
-        let other = ids(50);
+        let other = IDS.with(|spare| spare.take(50));
         assert_ne!(other.as_ptr(), place, "another buffer is in use");
         for capacity in [10, 1000, 100, MAX_BYTES] {
-            give_back_ids(Vec::with_capacity(capacity));
+            IDS.with(|spare| spare.give_back(Vec::with_capacity(capacity)));
         }
-        let largest = ids(1).capacity();
+        let largest = IDS.with(|spare| spare.take(1)).capacity();
         assert!((1000..MAX_BYTES).contains(&largest), "the largest buffer below the bound is kept");
     }
 }

@@ -127,8 +127,11 @@ pub struct RenderedPrompt {
 pub struct ChatTemplate {
     environment: Environment<'static>,
     special: SpecialTokens,
-    content_format: ContentFormat,
-    knows_developer: bool,
+    /// The content format that the template's syntax tree implies.
+    pub content_format: ContentFormat,
+    /// Whether the template mentions the role `developer`; for templates that do not, vLLM turns
+    /// such messages into system messages.
+    pub knows_developer: bool,
 }
 
 /// Maximum size in bytes of the prompt that a conversation of `bytes` bytes may become.
@@ -161,19 +164,6 @@ impl ChatTemplate {
         Ok(Self { environment, special, content_format, knows_developer })
     }
 
-    /// The content format that the template's syntax tree implies.
-    #[must_use]
-    pub fn content_format(&self) -> ContentFormat {
-        self.content_format
-    }
-
-    /// Whether the template mentions the role `developer`; for templates that do not, vLLM turns
-    /// such messages into system messages.
-    #[must_use]
-    pub fn knows_developer(&self) -> bool {
-        self.knows_developer
-    }
-
     /// Renders one conversation.
     ///
     /// # Errors
@@ -182,7 +172,8 @@ impl ChatTemplate {
         let template = self.environment.get_template(NAME).map_err(|error| syntax_error(&error))?;
         let context = self.context(input);
         // The capacity covers all messages and some text around them.
-        let bytes = spare::text(text_bytes(input.messages) * 17 / 16 + 1024);
+        let capacity = text_bytes(input.messages) * 17 / 16 + 1024;
+        let bytes = spare::TEXT.with(|spare| spare.take(capacity));
         let mut out = BoundedOutput { bytes };
         let max_bytes = rendered_max_bytes(input.bytes());
         let ((result, uses_clock), exceeded) = watch::rendering(max_bytes, || {
@@ -229,7 +220,7 @@ impl RenderedPrompt {
     /// Keeps the text's buffer for the thread's next prompt. To be called when the text is no
     /// longer needed.
     pub fn give_back(self) {
-        spare::give_back_text(self.text.into_bytes());
+        spare::TEXT.with(|spare| spare.give_back(self.text.into_bytes()));
     }
 }
 

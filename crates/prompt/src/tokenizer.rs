@@ -55,15 +55,23 @@ pub enum TokenizeError {
 /// A loaded tokenizer, with the chat templates of its folder.
 pub struct Tokenizer {
     library: Library,
-    vocab_size: usize,
-    special: SpecialTokens,
+    /// Number of tokens, added ones included.
+    pub vocab_size: usize,
+    /// Named special tokens, as variables for templates.
+    pub special: SpecialTokens,
     templates: BTreeMap<String, String>,
-    native_chat: Option<&'static str>,
-    unsupported: Option<&'static str>,
-    notes: Vec<String>,
-    /// `attention_chunk_size` of `config.json`.
-    attention_chunk_tokens: Option<u32>,
-    fingerprint: u64,
+    /// Why the engine does not use these templates; `None` if it uses them.
+    pub native_chat: Option<&'static str>,
+    /// Why text cannot be tokenised as by the engine; `None` if it can.
+    pub unsupported: Option<&'static str>,
+    /// Notes about these files for an operator, for the log at start.
+    pub notes: Vec<String>,
+    /// A number that is the same for the same files in every process. Routers with different
+    /// fingerprints would hash the same prompt to different blocks.
+    pub fingerprint: u64,
+    /// The chunk of the model's chunked local attention in tokens (`attention_chunk_size` of
+    /// `config.json`); `None` if it has none.
+    pub attention_chunk_tokens: Option<u32>,
 }
 
 /// The library that tokenises.
@@ -77,7 +85,7 @@ enum Library {
 impl std::fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Tokenizer")
-            .field("vocab_size", &self.vocab_size())
+            .field("vocab_size", &self.vocab_size)
             .field("fingerprint", &format_args!("{:016x}", self.fingerprint))
             .finish_non_exhaustive()
     }
@@ -207,53 +215,10 @@ impl Tokenizer {
         matches!(self.library, Library::Fast(_)) || self.unsupported.is_some()
     }
 
-    /// Number of tokens, added ones included.
-    #[must_use]
-    pub fn vocab_size(&self) -> usize {
-        self.vocab_size
-    }
-
-    /// A number that is the same for the same files in every process. Routers with different
-    /// fingerprints would hash the same prompt to different blocks.
-    #[must_use]
-    pub fn fingerprint(&self) -> u64 {
-        self.fingerprint
-    }
-
-    /// Named special tokens, as variables for templates.
-    #[must_use]
-    pub fn special_tokens(&self) -> &SpecialTokens {
-        &self.special
-    }
-
     /// Source of the chat template with this name: `default` or `tool_use`.
     #[must_use]
     pub fn chat_template(&self, name: &str) -> Option<&str> {
         self.templates.get(name).map(String::as_str)
-    }
-
-    /// Why the engine does not use these templates; `None` if it uses them.
-    #[must_use]
-    pub fn native_chat(&self) -> Option<&'static str> {
-        self.native_chat
-    }
-
-    /// Why text cannot be tokenised as by the engine; `None` if it can.
-    #[must_use]
-    pub fn unsupported(&self) -> Option<&'static str> {
-        self.unsupported
-    }
-
-    /// The chunk of the model's chunked local attention in tokens; `None` if it has none.
-    #[must_use]
-    pub fn attention_chunk_tokens(&self) -> Option<u32> {
-        self.attention_chunk_tokens
-    }
-
-    /// Notes about these files for an operator, for the log at start.
-    #[must_use]
-    pub fn notes(&self) -> &[String] {
-        &self.notes
     }
 }
 

@@ -73,7 +73,7 @@ impl TextTokens {
     fn count(&mut self) {
         let Some(prompt) = self.prompt.as_ref().filter(|_| !self.text.is_empty()) else { return };
         // A tokenizer that cannot be used counts nothing.
-        let ids = prompt.tokenizer().encode(&self.text, false).unwrap_or_default();
+        let ids = prompt.tokenizer.encode(&self.text, false).unwrap_or_default();
         self.counted += ids.len() as u64;
         self.text.clear();
     }

@@ -187,7 +187,7 @@ impl FastTokenizer {
         chain.reserve(text.len() / 4);
         chain.append(before);
         let mut key = memo.start(chain, add_special_tokens);
-        let mut ids = spare::ids(PIECE_BYTES);
+        let mut ids = spare::IDS.with(|spare| spare.take(PIECE_BYTES));
         for piece in pieces::pieces(text, PIECE_BYTES) {
             key = key.with(piece);
             memo.append(key, chain, |chain| {
@@ -198,7 +198,7 @@ impl FastTokenizer {
             })?;
         }
         chain.append(behind);
-        spare::give_back_ids(ids);
+        spare::IDS.with(|spare| spare.give_back(ids));
         Some(())
     }
 

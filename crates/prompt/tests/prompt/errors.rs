@@ -141,7 +141,7 @@ fn long_conversations_stay_within_the_bounds() {
 #[test]
 fn a_broken_template_affects_only_chats() {
     let model = model(Some("{% for x in %}"));
-    assert!(model.notes().iter().any(|note| note.contains("line 1")), "{:?}", model.notes());
+    assert!(model.notes.iter().any(|note| note.contains("line 1")), "{:?}", model.notes);
     assert!(matches!(
         tokenize(&model, &chat(json!({"role": "user", "content": "hi"}))),
         Err(PromptError::Unsupported(_))
@@ -189,15 +189,15 @@ fn a_template_file_replaces_the_configured_template_and_changes_the_fingerprint(
     }
     let before = Tokenizer::load(folder.path(), EngineKind::Vllm).unwrap();
     assert_eq!(
-        before.fingerprint(),
+        before.fingerprint,
         Tokenizer::load(&folder.path().join("tokenizer.json"), EngineKind::Vllm)
             .unwrap()
-            .fingerprint()
+            .fingerprint
     );
     std::fs::write(folder.path().join("chat_template.jinja"), "other").unwrap();
     let after = Tokenizer::load(folder.path(), EngineKind::Vllm).unwrap();
     assert_eq!(after.chat_template("default"), Some("other"));
-    assert_ne!(before.fingerprint(), after.fingerprint());
+    assert_ne!(before.fingerprint, after.fingerprint);
 }
 
 #[test]
@@ -337,7 +337,7 @@ proptest! {
         }
         TOKENIZER.with(|tokenizer| {
             let ids = tokenizer.encode(&text, true).unwrap();
-            assert!(ids.iter().all(|id| (*id as usize) < tokenizer.vocab_size()));
+            assert!(ids.iter().all(|id| (*id as usize) < tokenizer.vocab_size));
             assert!(text.is_empty() || !ids.is_empty());
         });
     }

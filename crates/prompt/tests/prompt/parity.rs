@@ -71,7 +71,7 @@ fn chats_render_and_tokenize_as_in_vllm() {
         let source =
             std::fs::read_to_string(fixtures().join(format!("templates/{name}.jinja"))).unwrap();
         let template = ChatTemplate::compile(&source, SpecialTokens::new()).unwrap();
-        assert_eq!(format_name(template.content_format()), format, "{name}");
+        assert_eq!(format_name(template.content_format), format, "{name}");
         let options = PromptOptions { chat_template: Some(source), ..PromptOptions::default() };
         models.insert(name, PromptModel::load(folder.path(), options).unwrap());
     }
@@ -117,7 +117,7 @@ fn content_format_is_detected_as_in_vllm() {
     for snippet in read_json("chats.json")["snippets"].as_array().unwrap() {
         let source = snippet["source"].as_str().unwrap();
         let template = ChatTemplate::compile(source, SpecialTokens::new()).unwrap();
-        assert_eq!(format_name(template.content_format()), snippet["format"], "{source}");
+        assert_eq!(format_name(template.content_format), snippet["format"], "{source}");
     }
 }
 
@@ -126,7 +126,7 @@ fn texts_have_the_ids_of_transformers_under_every_set_up() {
     for variant in read_json("encodings.json").as_array().unwrap() {
         let folder = model_folder(&variant["tokenizer"], &variant["config"]);
         let tokenizer = Tokenizer::load(folder.path(), EngineKind::Vllm).unwrap();
-        assert_eq!(tokenizer.vocab_size() as u64, variant["vocab_size"], "{}", variant["name"]);
+        assert_eq!(tokenizer.vocab_size as u64, variant["vocab_size"], "{}", variant["name"]);
         for row in variant["rows"].as_array().unwrap() {
             let text = row["text"].as_str().unwrap();
             for (key, add_special_tokens) in [("with", true), ("without", false)] {

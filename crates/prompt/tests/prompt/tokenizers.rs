@@ -48,9 +48,9 @@ fn every_class_that_an_engine_chooses_has_its_ids() {
         let folder = folder(model["base"].as_str().unwrap(), &model["tokenizer"], &model["files"]);
         let tokenizer = Tokenizer::load(folder.path(), EngineKind::Vllm).unwrap();
         let name = model["name"].as_str().unwrap();
-        assert_eq!(tokenizer.unsupported(), None, "{name}: {:?}", tokenizer.notes());
-        assert_eq!(tokenizer.vocab_size() as u64, model["vocab_size"], "{name}");
-        assert_eq!(json!(tokenizer.special_tokens()), model["special"], "{name}");
+        assert_eq!(tokenizer.unsupported, None, "{name}: {:?}", tokenizer.notes);
+        assert_eq!(tokenizer.vocab_size as u64, model["vocab_size"], "{name}");
+        assert_eq!(json!(tokenizer.special), model["special"], "{name}");
         for (text, row) in texts.iter().zip(model["ids"].as_array().unwrap()) {
             let text = text.as_str().unwrap();
             let expected = row.as_array().unwrap();
@@ -72,7 +72,7 @@ fn every_class_that_an_engine_chooses_has_its_ids() {
 /// Golden ids of a model: for each text those without and those with special tokens, which are left
 /// out where they are the same.
 fn assert_ids(tokenizer: &Tokenizer, name: &str, texts: &[Value], rows: &[Value]) {
-    assert_eq!(tokenizer.unsupported(), None, "{name}: {:?}", tokenizer.notes());
+    assert_eq!(tokenizer.unsupported, None, "{name}: {:?}", tokenizer.notes);
     for (text, row) in texts.iter().zip(rows) {
         let text = text.as_str().unwrap();
         let row = row.as_array().unwrap();
@@ -112,7 +112,7 @@ fn tokenizer_json_alone_is_not_what_the_engine_uses() {
     let plain = &golden["models"][0];
     let folder = folder("model", &json!({}), &plain["files"]);
     let engine = Tokenizer::load(folder.path(), EngineKind::Vllm).unwrap();
-    assert!(engine.notes().iter().any(|note| note.contains("Qwen2")), "{:?}", engine.notes());
+    assert!(engine.notes.iter().any(|note| note.contains("Qwen2")), "{:?}", engine.notes);
     let file = tokenizers::Tokenizer::from_file(folder.path().join("tokenizer.json")).unwrap();
     let of_file = file.encode("85", false).unwrap().get_ids().to_vec();
     assert_eq!((of_file.len(), engine.encode("85", false).unwrap().len()), (1, 2));
@@ -126,16 +126,16 @@ fn refusal(base: &str, tokenizer: &Value, files: &Value, more: &[&str]) -> Optio
     }
     let model = PromptModel::load(folder.path(), PromptOptions::default()).unwrap();
     let text = model.tokenize_text("85", true);
-    if model.tokenizer().unsupported().is_none() {
+    if model.tokenizer.unsupported.is_none() {
         assert!(text.is_ok());
         return None;
     }
     assert!(matches!(text, Err(PromptError::Unsupported(_))), "{text:?}");
-    let encoded = model.tokenizer().encode("85", false);
+    let encoded = model.tokenizer.encode("85", false);
     assert!(matches!(encoded, Err(TokenizeError::Unsupported(_))), "{encoded:?}");
     let notes: Vec<&String> =
-        model.notes().iter().filter(|note| note.contains("not reproduced")).collect();
-    assert_eq!(notes.len(), 1, "{:?}", model.notes());
+        model.notes.iter().filter(|note| note.contains("not reproduced")).collect();
+    assert_eq!(notes.len(), 1, "{:?}", model.notes);
     assert!(!notes[0].contains('\n'));
     Some(notes[0].clone())
 }
@@ -228,7 +228,7 @@ fn tokenizers_that_the_engine_builds_differently_are_refused_and_named() {
 fn a_missing_config_json_is_reported() {
     let alone = folder("model", &json!({}), &json!({}));
     let tokenizer = Tokenizer::load(alone.path(), EngineKind::Vllm).unwrap();
-    assert!(tokenizer.notes().iter().any(|note| note.contains("config.json")));
+    assert!(tokenizer.notes.iter().any(|note| note.contains("config.json")));
     let file = tokenizers::Tokenizer::from_file(alone.path().join("tokenizer.json")).unwrap();
     assert_eq!(
         tokenizer.encode("85 \u{212b}", true).unwrap(),
@@ -242,7 +242,7 @@ fn the_class_changes_the_fingerprint() {
         let files = json!({ "config.json": { "model_type": model_type } });
         Tokenizer::load(folder("model", &json!({}), &files).path(), EngineKind::Vllm)
             .unwrap()
-            .fingerprint()
+            .fingerprint
     };
     assert_eq!(load("qwen2"), load("qwen3"));
     assert_ne!(load("qwen2"), load("qwen3_5"));
