@@ -31,6 +31,7 @@ mod worker;
 pub use history::Shed;
 use pace::{INTERVAL, READING_INTERVAL, send_time};
 use sampler::Sampler;
+pub(crate) use snapshot::in_order;
 
 /// Maximum number of subscribers.
 pub const SUBSCRIBERS_MAX: usize = 64;

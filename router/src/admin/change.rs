@@ -5,14 +5,13 @@ use std::sync::Arc;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use http::header::CONTENT_TYPE;
 use http::{HeaderMap, StatusCode};
 use serde_json::json;
 
 use super::context::Admin;
 use super::lookup::{WorkerQuery, no_worker, the_model, the_worker};
 use super::query::Query;
-use super::refusal::{AdminError, Result};
+use super::refusal::{AdminError, Result, check_is_json};
 use super::workers::view;
 use crate::ingress::reply::json_reply;
 use crate::reload::ReloadError;
@@ -26,15 +25,7 @@ pub(super) async fn add(
     headers: HeaderMap,
     body: Bytes,
 ) -> Result<Response> {
-    let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    if kind.split(';').next().map(str::trim) != Some("application/json") {
-        let message = "send it as `content-type: application/json`";
-        return Err(AdminError::new(
-            StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            "unsupported_media",
-            message,
-        ));
-    }
+    check_is_json(&headers, "send it as `content-type: application/json`")?;
     let text = std::str::from_utf8(&body)
         .map_err(|_| AdminError::new(StatusCode::BAD_REQUEST, "invalid_json", "it is not UTF-8"))?;
     let serving = admin.core.serving();

@@ -6,14 +6,13 @@ use std::net::SocketAddr;
 use axum::extract::{ConnectInfo, State};
 use axum::response::Response;
 use bytes::Bytes;
-use http::header::CONTENT_TYPE;
 use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 
 use super::context::Admin;
 use super::lookup::the_tenant;
 use super::query::Query;
-use super::refusal::{AdminError, Result};
+use super::refusal::{AdminError, Result, check_is_json};
 use crate::ingress::reply::json_reply;
 use crate::service::explain;
 use splitrail_api::Endpoint;
@@ -44,16 +43,9 @@ pub(super) async fn show(
     if let Some(id) = &wanted.request_id {
         return past(&admin, id);
     }
-    let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    if kind.split(';').next().map(str::trim) != Some("application/json") {
-        let message = "send the request as `content-type: application/json`, or name one that \
-                       was served with `?request_id=`";
-        return Err(AdminError::new(
-            StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            "unsupported_media",
-            message,
-        ));
-    }
+    let message = "send the request as `content-type: application/json`, or name one that was \
+                   served with `?request_id=`";
+    check_is_json(&headers, message)?;
     let endpoint = endpoint(wanted.endpoint.as_deref(), &body)?;
     let steering = Steering::read(&headers).map_err(refused)?;
     let access = admin.core.access.load();

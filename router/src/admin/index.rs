@@ -63,9 +63,12 @@ fn view(key: WorkerKey, counts: &[usize; Tier::COUNT], frozen: &FrozenBlocks) ->
             digest = digest.wrapping_add(mix(named.engine.0));
         }
     }
-    let blocks: Map<String, Value> = Tier::ALL
-        .iter()
-        .map(|tier| (tier.name().to_owned(), counts[*tier as usize].into()))
-        .collect();
-    json!({"rank": key.rank, "names": names, "digest": format!("{digest:016x}"), "blocks": blocks})
+    let digest = format!("{digest:016x}");
+    json!({"rank": key.rank, "names": names, "digest": digest, "blocks": by_tier(counts)})
+}
+
+/// Numbers of blocks by the name of their tier.
+pub(super) fn by_tier(counts: &[usize; Tier::COUNT]) -> Map<String, Value> {
+    let of_tier = |tier: &Tier| (tier.name().to_owned(), counts[*tier as usize].into());
+    Tier::ALL.iter().map(of_tier).collect()
 }

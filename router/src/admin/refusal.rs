@@ -3,7 +3,7 @@
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use http::header::CONTENT_TYPE;
-use http::{HeaderValue, StatusCode};
+use http::{HeaderMap, HeaderValue, StatusCode};
 use serde_json::{Value, json};
 
 use crate::reload::problem_json;
@@ -35,6 +35,18 @@ impl AdminError {
     /// Adds all problems with their places.
     pub(super) fn with_problems(self, problems: &[Problem]) -> Self {
         self.with("problems", problems.iter().map(problem_json).collect())
+    }
+}
+
+/// Refuses a body that is not sent as JSON, with this message.
+pub(super) fn check_is_json(headers: &HeaderMap, message: &str) -> Result<()> {
+    let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    match kind.split(';').next().map(str::trim) {
+        Some("application/json") => Ok(()),
+        _ => {
+            let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+            Err(AdminError::new(status, "unsupported_media", message))
+        }
     }
 }
 

@@ -6,17 +6,17 @@ use std::time::Instant;
 use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Value, json};
-use splitrail_kv::Tier;
 
 use super::context::Admin;
+use super::index::by_tier;
 use crate::attention;
 use crate::ingress::reply::json_reply;
+use crate::live::in_order;
 use splitrail_fleet::ServedModel;
 use splitrail_fleet::Worker;
 use splitrail_fleet::ranks::{Rank, rank_key};
 use splitrail_fleet::shim_report::EventOrigin;
 use splitrail_policy::Leg;
-use splitrail_settings::natural_order::compare;
 
 /// Every worker of every model.
 pub(super) async fn list(State(admin): State<Admin>) -> Response {
@@ -24,11 +24,7 @@ pub(super) async fn list(State(admin): State<Admin>) -> Response {
     let of_model = |served| -> Vec<Value> {
         let served: &ServedModel = served;
         let roster = served.pool.roster();
-        let mut workers: Vec<_> = roster.iter().collect();
-        workers.sort_by(|one, other| {
-            one.config.role.cmp(&other.config.role).then_with(|| compare(one.id(), other.id()))
-        });
-        workers.into_iter().map(|worker| view(&admin, served, worker)).collect()
+        in_order(&roster).into_iter().map(|worker| view(&admin, served, worker)).collect()
     };
     let workers: Vec<_> = serving.models.iter().flat_map(|served| of_model(served)).collect();
     json_reply(json!({ "workers": workers }))
@@ -42,11 +38,6 @@ pub(super) fn view(admin: &Admin, served: &ServedModel, worker: &Worker) -> Valu
     let load = worker.load(Instant::now());
     let since = worker.health.lifecycle.since();
     let parity = worker.kv.parity.parity();
-    let blocks = served.pool.block_counts(worker);
-    let blocks: serde_json::Map<_, _> = Tier::ALL
-        .iter()
-        .map(|tier| (tier.name().to_owned(), blocks[*tier as usize].into()))
-        .collect();
     let mut view = json!({
         "model": served.name(),
         "id": worker.id(),
@@ -72,7 +63,7 @@ pub(super) fn view(admin: &Admin, served: &ServedModel, worker: &Worker) -> Valu
         "capabilities": worker.shim_report.capabilities().map(|known| known.to_json()),
         "supports_cache_hit_threshold": worker.supports_cache_hit_threshold(),
         "context_tokens": worker.engine.facts.context_tokens(),
-        "index_blocks": blocks,
+        "index_blocks": by_tier(&served.pool.block_counts(worker)),
         "ranks": ranks(served, worker),
         "takes_rank_header": worker.ranks.takes_rank_header(),
         "speculative_index_blocks": served.pool.speculative_index.blocks(worker),

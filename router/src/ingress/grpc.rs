@@ -77,10 +77,10 @@ fn reflection() -> tonic_reflection::server::Builder<'static> {
 
 /// The status of a `Generate` call that fails before its reply begins; `None` if it does not. For
 /// tests of the effects of messages.
-pub async fn refusal<B>(core: &Arc<Core>, request: Request<B>) -> Option<i32>
-where
-    B: http_body::Body<Data = Bytes> + Unpin,
-{
+pub async fn refusal(
+    core: &Arc<Core>,
+    request: Request<impl http_body::Body<Data = Bytes> + Unpin>,
+) -> Option<i32> {
     let peer = SocketAddr::from(([127, 0, 0, 1], 0));
     let caller = Caller { peer, certificate: None, room: None };
     let response = answer(Arc::clone(core), Method::Generate, caller, request).await;

@@ -186,15 +186,12 @@ async fn name_sender(
 }
 
 /// Serves an inference request.
-pub(super) async fn answer<B>(
+pub(super) async fn answer<B: http_body::Body<Data = Bytes> + Unpin>(
     core: Arc<Core>,
     endpoint: Endpoint,
     Caller { peer, certificate, room }: Caller,
     request: http::Request<B>,
-) -> http::Response<OutgoingBody>
-where
-    B: http_body::Body<Data = Bytes> + Unpin,
-{
+) -> http::Response<OutgoingBody> {
     let identity = Identity::of_http(request.headers(), peer.ip());
     let early = EarlyReply::to(&request, endpoint.dialect());
     let sender = identify(&core, "http", peer.ip(), request.headers(), certificate.as_deref());
@@ -246,17 +243,14 @@ pub(crate) async fn answer_operator(
     reply
 }
 
-async fn generate<B>(
+async fn generate(
     core: &Arc<Core>,
     endpoint: Endpoint,
     identity: &Identity,
     sender: Sender,
     room: Option<Arc<UnreadRoom>>,
-    request: http::Request<B>,
-) -> Result<http::Response<OutgoingBody>, Error>
-where
-    B: http_body::Body<Data = Bytes> + Unpin,
-{
+    request: http::Request<impl http_body::Body<Data = Bytes> + Unpin>,
+) -> Result<http::Response<OutgoingBody>, Error> {
     let serving = core.serving();
     let client = Client { share: sender.share, memory: Arc::clone(&sender.memory) };
     let mut scope = Scope::open(core, endpoint, identity.clone(), sender);
@@ -304,16 +298,13 @@ struct Client {
     memory: Arc<MemoryBudget>,
 }
 
-async fn receive<B>(
+async fn receive(
     core: &Arc<Core>,
     endpoint: Endpoint,
     serving: &ServedModels,
     client: Client,
-    request: http::Request<B>,
-) -> Result<(Steering, Payload, Charge), Error>
-where
-    B: http_body::Body<Data = Bytes> + Unpin,
-{
+    request: http::Request<impl http_body::Body<Data = Bytes> + Unpin>,
+) -> Result<(Steering, Payload, Charge), Error> {
     core.check_free_places(client.share)?;
     let boundary = match endpoint.transcribes() {
         true => Some(check_form(&request, &serving.config.listen.http_origins)?),

@@ -89,10 +89,7 @@ impl Pace {
     }
 }
 
-impl<B> BoundedBody<B>
-where
-    B: Body<Data = Bytes> + Unpin,
-{
+impl<B: Body<Data = Bytes> + Unpin> BoundedBody<B> {
     /// A body with up to `framing_bytes` of framing in addition to `limits.body_size_max`.
     /// It is charged to `memory`.
     pub(super) fn new(
@@ -214,10 +211,7 @@ where
     }
 }
 
-impl<B> Body for BoundedBody<B>
-where
-    B: Body<Data = Bytes> + Unpin,
-{
+impl<B: Body<Data = Bytes> + Unpin> Body for BoundedBody<B> {
     type Data = Bytes;
     type Error = Error;
 

@@ -11,6 +11,7 @@ use super::worker::WorkerView;
 use crate::core::Core;
 use splitrail_config::model::RequestFlow;
 use splitrail_fleet::ServedModel;
+use splitrail_policy::loss::Loss;
 use splitrail_telemetry::buckets::Percentiles;
 use splitrail_telemetry::figure::{ratio, rounded};
 
@@ -81,14 +82,8 @@ pub(super) struct LegRates {
 #[derive(Debug, Serialize)]
 struct LossView {
     window_ms: u64,
-    best_blocks: u64,
-    hit_blocks: u64,
-    fetched_blocks: u64,
-    cold_blocks: u64,
-    evicted_blocks: u64,
-    diverted_blocks: u64,
-    stale_blocks: u64,
-    parity_blocks: u64,
+    #[serde(flatten)]
+    sum: Loss,
 }
 
 impl ModelView {
@@ -190,16 +185,6 @@ impl Rates {
 
 fn loss(served: &ServedModel) -> Option<LossView> {
     let window = served.config.cache_loss_tracking.as_ref()?.window;
-    let sum = served.pool.losses.sum()?;
-    Some(LossView {
-        window_ms: u64::try_from(window.as_millis()).unwrap_or(u64::MAX),
-        best_blocks: sum.best_blocks,
-        hit_blocks: sum.hit_blocks,
-        fetched_blocks: sum.fetched_blocks,
-        cold_blocks: sum.cold_blocks,
-        evicted_blocks: sum.evicted_blocks,
-        diverted_blocks: sum.diverted_blocks,
-        stale_blocks: sum.stale_blocks,
-        parity_blocks: sum.parity_blocks,
-    })
+    let window_ms = u64::try_from(window.as_millis()).unwrap_or(u64::MAX);
+    Some(LossView { window_ms, sum: served.pool.losses.sum()? })
 }

@@ -13,7 +13,7 @@ use super::spans::{LastReadings, WINDOW};
 use super::worker::WorkerView;
 use crate::attention::{self, Attention};
 use crate::core::Core;
-use splitrail_fleet::Worker;
+use splitrail_fleet::{Roster, Worker};
 use splitrail_settings::natural_order::compare;
 use splitrail_telemetry::clock::unix_ms;
 
@@ -58,12 +58,8 @@ pub(super) fn snapshot(readings: &LastReadings, core: &Core, shed: &[Shed]) -> S
     let models = serving.models.iter().map(|served| {
         let spans = readings.spans(served.name());
         let roster = served.pool.roster();
-        let mut workers: Vec<&Arc<Worker>> = roster.iter().collect();
-        workers.sort_by(|one, other| {
-            one.config.role.cmp(&other.config.role).then_with(|| compare(one.id(), other.id()))
-        });
         let view = |worker: &Arc<Worker>| WorkerView::new(served, worker, spans, now_unix_ms);
-        let workers = workers.into_iter().map(view).collect();
+        let workers = in_order(&roster).into_iter().map(view).collect();
         ModelView::new(core, served, spans, recent.flows(served.name()), workers)
     });
     Snapshot {
@@ -81,6 +77,15 @@ pub(super) fn snapshot(readings: &LastReadings, core: &Core, shed: &[Shed]) -> S
         models: models.collect(),
         decisions: recent.shown,
     }
+}
+
+/// The workers of a model: by role, and those of a role by name.
+pub(crate) fn in_order(roster: &Roster) -> Vec<&Arc<Worker>> {
+    let mut workers: Vec<&Arc<Worker>> = roster.iter().collect();
+    workers.sort_by(|one, other| {
+        one.config.role.cmp(&other.config.role).then_with(|| compare(one.id(), other.id()))
+    });
+    workers
 }
 
 /// The first of what needs attention, each with the first of its workers.

@@ -41,15 +41,12 @@ use splitrail_settings::logging::RequestIds;
 const FRAMING_BYTES: usize = 64 << 10;
 
 /// Serves a call.
-pub(in super::super) async fn answer<B>(
+pub(in super::super) async fn answer<B: http_body::Body<Data = Bytes> + Unpin>(
     core: Arc<Core>,
     method: Method,
     caller: Caller,
     request: Request<B>,
-) -> Response<OutgoingBody>
-where
-    B: http_body::Body<Data = Bytes> + Unpin,
-{
+) -> Response<OutgoingBody> {
     let trace = ClientTrace::read(request.headers());
     let identity = Identity::new(None, caller.peer.ip(), Protocol::Grpc, trace);
     let identity = identity.come_through(request.headers());
@@ -176,15 +173,12 @@ pub(super) struct ReceivedCall {
 
 /// Receives the message of a call. A call for which no place is free is refused immediately, before
 /// its message is awaited.
-pub(super) async fn received<B>(
+pub(super) async fn received(
     core: &Arc<Core>,
     caller: Caller,
-    request: Request<B>,
+    request: Request<impl http_body::Body<Data = Bytes> + Unpin>,
     log: CallLog<'_>,
-) -> Result<ReceivedCall, Status>
-where
-    B: http_body::Body<Data = Bytes> + Unpin,
-{
+) -> Result<ReceivedCall, Status> {
     let serving = core.serving();
     let limits = &serving.limits;
     let sender =
@@ -200,16 +194,13 @@ where
     Ok(ReceivedCall { message, held, sender })
 }
 
-async fn generate<B>(
+async fn generate(
     core: &Arc<Core>,
     caller: Caller,
-    request: Request<B>,
+    request: Request<impl http_body::Body<Data = Bytes> + Unpin>,
     deadline: Option<Deadline>,
     log: CallLog<'_>,
-) -> Result<CallReply, Status>
-where
-    B: http_body::Body<Data = Bytes> + Unpin,
-{
+) -> Result<CallReply, Status> {
     let steering = Steering::read(request.headers());
     let call = received(core, caller, request, log).await.or_else(|status| log.refuse(status))?;
     let ReceivedCall { message: encoded, held, sender } = call;
@@ -254,15 +245,12 @@ where
     Ok((Body::new(body), reply.removed_fields))
 }
 
-async fn list_models<B>(
+async fn list_models(
     core: &Arc<Core>,
     caller: Caller,
-    request: Request<B>,
+    request: Request<impl http_body::Body<Data = Bytes> + Unpin>,
     log: CallLog<'_>,
-) -> Result<CallReply, Status>
-where
-    B: http_body::Body<Data = Bytes> + Unpin,
-{
+) -> Result<CallReply, Status> {
     let ReceivedCall { message, held, sender } = received(core, caller, request, log).await?;
     let (_empty, _held): (DecodedMessage<v1::ListModelsRequest>, _) =
         decode(core, message, held, |_| 0).await?;

@@ -28,15 +28,12 @@ const NOT_ALLOWED: &str = "Explain shows other clients' load and cached prompts,
                            use `POST /admin/explain` on `listen.admin`";
 
 /// Explains a given request, or one that was served recently.
-pub(super) async fn explain<B>(
+pub(super) async fn explain(
     core: &Arc<Core>,
     caller: Caller,
-    request: Request<B>,
+    request: Request<impl http_body::Body<Data = Bytes> + Unpin>,
     log: CallLog<'_>,
-) -> Result<CallReply, Status>
-where
-    B: http_body::Body<Data = Bytes> + Unpin,
-{
+) -> Result<CallReply, Status> {
     if !core.serving().config.listen.grpc_explain {
         return Err(Status::permission_denied(NOT_ALLOWED));
     }

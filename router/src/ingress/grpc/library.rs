@@ -1,16 +1,14 @@
 //! Checks calls before the gRPC library serves them.
 
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Instant;
 
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use axum::extract::{ConnectInfo, Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
-use http_body::{Body as HttpBody, Frame};
+use http_body_util::BodyExt;
 use tonic::Status;
 
 use super::super::identify::identify;
@@ -18,7 +16,6 @@ use super::super::request_body::BoundedBody;
 use super::head::{self, Deadline};
 use super::places::CallPlaces;
 use crate::core::Core;
-use splitrail_api::error::Error;
 use splitrail_client_connection::certificate::ClientCertificate;
 use splitrail_settings::address_shares::AddressPlace;
 
@@ -60,7 +57,11 @@ pub(super) async fn guarded(
     let memory = guard.core.memory.of_client(guard.core.admission.of_address(peer.ip()));
     let request = request.map(|body| {
         let body = BoundedBody::new(body, &guard.core, &serving.limits, &memory, 0);
-        Body::new(CallBody { body, _place: place })
+        // The call has its place until its body is dropped.
+        Body::new(body.map_frame(move |frame| {
+            let _held = &place;
+            frame
+        }))
     });
     drop(serving);
     next.run(request).await
@@ -73,22 +74,4 @@ fn reflecting(guard: &Guard, peer: SocketAddr, request: &Request) -> Result<Addr
     identify(&guard.core, "grpc", peer.ip(), request.headers(), certificate)
         .map_err(|error| error.to_grpc())?;
     guard.places.take(peer.ip())
-}
-
-/// The body of a call, with the call's place.
-struct CallBody {
-    body: BoundedBody<Body>,
-    _place: Option<AddressPlace>,
-}
-
-impl HttpBody for CallBody {
-    type Data = Bytes;
-    type Error = Error;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
-        Pin::new(&mut self.get_mut().body).poll_frame(context)
-    }
 }

@@ -40,13 +40,10 @@ pub(super) fn check_encoding(headers: &HeaderMap) -> Result<(), Status> {
 /// # Errors
 /// The message is too large or too slow, compressed, incomplete or followed by another one, there
 /// is no memory for it, or the client disconnects.
-pub(super) async fn receive<B>(
-    mut body: BoundedBody<B>,
+pub(super) async fn receive(
+    mut body: BoundedBody<impl Body<Data = Bytes> + Unpin>,
     max_bytes: usize,
-) -> Result<(Bytes, Charge), Status>
-where
-    B: Body<Data = Bytes> + Unpin,
-{
+) -> Result<(Bytes, Charge), Status> {
     let mut gathered = GatheredBody::default();
     let mut end = None;
     while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {

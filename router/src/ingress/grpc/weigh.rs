@@ -1,6 +1,7 @@
 //! Computes the memory of a decoded message, and of the body that is made from it, before either
 //! exists.
 
+use prost::encoding::decode_varint;
 use splitrail_proto::v1;
 
 /// Field numbers of `GenerateRequest` whose messages may have repeated fields.
@@ -67,11 +68,11 @@ fn text_bytes(text: &[u8]) -> usize {
 /// group are fields like others: a decoder skips the groups, which no message here has, and goes
 /// on behind them.
 fn each_field(mut rest: &[u8], mut take: impl FnMut(u64, &[u8])) {
-    while let Some(tag) = varint(&mut rest) {
+    while let Ok(tag) = decode_varint(&mut rest) {
         let length = match tag & 7 {
-            0 => varint(&mut rest).map(|_| 0),
+            0 => decode_varint(&mut rest).ok().map(|_| 0),
             1 => Some(8),
-            2 => varint(&mut rest).and_then(|length| usize::try_from(length).ok()),
+            2 => decode_varint(&mut rest).ok().and_then(|length| usize::try_from(length).ok()),
             // A group begins, and ends.
             3 | 4 => Some(0),
             5 => Some(4),
@@ -84,19 +85,6 @@ fn each_field(mut rest: &[u8], mut take: impl FnMut(u64, &[u8])) {
         take(tag >> 3, content);
         rest = behind;
     }
-}
-
-fn varint(rest: &mut &[u8]) -> Option<u64> {
-    let mut value = 0;
-    for shift in (0..64).step_by(7) {
-        let (byte, behind) = rest.split_first()?;
-        *rest = behind;
-        value |= u64::from(byte & 0x7f) << shift;
-        if byte & 0x80 == 0 {
-            return Some(value);
-        }
-    }
-    None
 }
 
 #[cfg(test)]
