@@ -7,7 +7,8 @@ use splitrail_access::{Access, AccessError};
 use splitrail_config::Config;
 use splitrail_fleet::ServedModels;
 use splitrail_fleet::models::{ModelError, SharedParts, models};
-use splitrail_ledger::request_files::RequestFiles;
+use splitrail_ledger::lines::Lines;
+use splitrail_ledger::recorder::Recorder;
 use splitrail_telemetry::Metrics;
 
 use crate::core::{Core, RequestLogs};
@@ -46,12 +47,16 @@ pub fn assemble(config: Config, stdout: Option<File>) -> Result<Arc<Core>, Assem
     let memory = Arc::default();
     let models = models(&config, SharedParts { memory: &memory, metrics: &metrics }, None)?;
     let access = Access::new(&config, &metrics, None)?;
-    let request_files = RequestFiles::open(&config, &metrics).map_err(AssembleError::File)?;
+    let (path, records) = (config.ledger.path.as_deref(), metrics.ledger_records.clone());
+    let (rotate, writable) = (config.ledger.rotate, &metrics.output_file_writable);
+    let ledger = Lines::open("ledger", path, rotate, records, writable);
+    let ledger = ledger.map_err(AssembleError::File)?;
+    let recorder = Recorder::open(&config.record, &metrics).map_err(AssembleError::File)?;
     let audit = Audit::open(&config.audit, &metrics).map_err(AssembleError::File)?;
     let access_log = AccessLog::open(&config.access_log, stdout, &metrics);
     let access_log = access_log.map_err(AssembleError::File)?;
     let traces = Traces::open(&config, &metrics).map_err(AssembleError::Traces)?;
-    let logs = RequestLogs { request_files, audit, access_log, traces };
+    let logs = RequestLogs { ledger, recorder, audit, access_log, traces };
     Ok(Arc::new(Core::new(models, config, metrics, memory, access, logs)))
 }
 

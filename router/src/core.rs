@@ -23,7 +23,8 @@ use splitrail_fleet::{Cluster, ServedModel, ServedModels, Worker};
 use splitrail_flow::prepare::Preparer;
 use splitrail_ledger::audit::Audit;
 use splitrail_ledger::decisions::Decisions;
-use splitrail_ledger::request_files::RequestFiles;
+use splitrail_ledger::lines::Lines;
+use splitrail_ledger::recorder::Recorder;
 use splitrail_policy::Leg;
 use splitrail_request_log::access_log::AccessLog;
 use splitrail_request_log::traces::Traces;
@@ -53,8 +54,10 @@ pub struct LiveRequest {
 
 /// What is told of requests, operators and credentials: files, the access log and traces.
 pub struct RequestLogs {
-    /// Writers of the records of ended requests.
-    pub request_files: RequestFiles,
+    /// The ledger file, for billing.
+    pub ledger: Lines,
+    /// The record file, for replay.
+    pub recorder: Recorder,
     /// What is written down about operators and refused credentials.
     pub audit: Audit,
     /// What is written down about requests of clients.
@@ -71,20 +74,14 @@ pub struct Core {
     pub metrics: Arc<Metrics>,
     /// The most recent decisions.
     pub decisions: Decisions,
-    /// Writers of the records of ended requests.
-    pub request_files: RequestFiles,
+    /// What is told of requests, operators and credentials.
+    pub logs: RequestLogs,
     /// Requests in flight, by the router's internal number. Bounded by `in_flight`.
     pub live: DashMap<u64, LiveRequest, FxBuildHasher>,
     /// Places for requests; `limits.in_flight_max` of them.
     pub in_flight: FreePlaces,
     /// Who may use the router. A reload replaces it.
     pub access: ArcSwap<Access>,
-    /// What is written down about operators and refused credentials.
-    pub audit: Audit,
-    /// What is written down about requests of clients.
-    pub access_log: AccessLog,
-    /// Traces of requests.
-    pub traces: Traces,
     /// The connections of clients to all listeners.
     pub connections: Arc<AddressShares>,
     /// The places that each client holds.
@@ -115,7 +112,7 @@ impl Core {
         metrics: Metrics,
         memory: Arc<MemoryBudget>,
         access: Access,
-        RequestLogs { request_files, audit, access_log, traces }: RequestLogs,
+        logs: RequestLogs,
     ) -> Self {
         metrics.set_config(config.digest());
         let limits = &config.limits;
@@ -128,13 +125,10 @@ impl Core {
         Self {
             metrics,
             decisions,
-            request_files,
+            logs,
             live: DashMap::default(),
             in_flight,
             access: ArcSwap::from_pointee(access),
-            audit,
-            access_log,
-            traces,
             connections: Arc::default(),
             admission: Arc::default(),
             preparer: Arc::new(Preparer::new(Arc::clone(&cluster), Arc::clone(&memory))),

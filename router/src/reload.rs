@@ -142,7 +142,7 @@ fn log_outcome(core: &Core, outcome: &Result<ReloadReport, ReloadError>) {
     if outcome.as_ref().err().is_none_or(ReloadError::is_about_the_file) {
         core.metrics.reloads.with_label_values(&[result]).inc();
     }
-    core.audit.reload(result, outcome.as_ref().map_or(0, |report| report.changes.len()));
+    core.logs.audit.reload(result, outcome.as_ref().map_or(0, |report| report.changes.len()));
     match outcome {
         Ok(report) => {
             warn_of(&report.warnings[..report.warnings.len().min(LOGGED_MAX)]);

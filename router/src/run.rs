@@ -391,9 +391,8 @@ impl Tls {
 /// Starts the writers of ended requests, which run until they are closed.
 fn ledger_writers(core: &Core, close: &CancellationToken) -> JoinSet<()> {
     let mut writers = JoinSet::new();
-    let lines =
-        [&core.request_files.ledger, core.request_files.recorder.lines()].map(Lines::take_writer);
-    let others = [core.audit.take_writer(), core.access_log.take_writer()];
+    let lines = [&core.logs.ledger, core.logs.recorder.lines()].map(Lines::take_writer);
+    let others = [core.logs.audit.take_writer(), core.logs.access_log.take_writer()];
     for writer in lines.into_iter().chain(others).flatten() {
         writers.spawn(writer.run(close.clone()));
     }
@@ -403,7 +402,7 @@ fn ledger_writers(core: &Core, close: &CancellationToken) -> JoinSet<()> {
 /// Starts the exporter of traces, which runs until it is closed.
 fn trace_exporter(core: &Core, close: &CancellationToken) -> JoinSet<()> {
     let mut task = JoinSet::new();
-    if let Some(exporter) = core.traces.take_exporter() {
+    if let Some(exporter) = core.logs.traces.take_exporter() {
         task.spawn(exporter.run(close.clone()));
     }
     task

@@ -25,7 +25,7 @@ use splitrail_flow::reply::relay::detailed;
 use splitrail_flow::run::boxed::boxed_future;
 use splitrail_flow::run::generate::StartedReply;
 use splitrail_flow::run::run_prompt;
-use splitrail_ledger::decisions::{Decision, DecisionHandle, DecisionStart};
+use splitrail_ledger::decisions::{Decision, DecisionHandle};
 use splitrail_ledger::entry::Entry;
 use splitrail_ledger::timeline::Stage;
 use splitrail_reply::merge::{self, Batch, Events, Places};
@@ -98,15 +98,15 @@ impl Route {
         for decision in &self.0 {
             decision.with(|decision| {
                 // A sample that was sent apart is of the same prompt, which counts once.
-                if decision.ledger().is_further_sample() {
+                if decision.ledger.further_sample {
                     return;
                 }
-                let is_placed = !decision.candidates().is_empty();
-                all_known &= is_placed && decision.prompt_tokens().is_some();
-                overlap_blocks += decision.overlap_blocks();
-                let told = decision.client_cached_tokens();
+                let is_placed = !decision.candidates.is_empty();
+                all_known &= is_placed && decision.prompt_tokens.is_some();
+                overlap_blocks += decision.overlap_blocks;
+                let told = decision.told_cached_tokens;
                 cached = cached.zip(told).map(|(sum, tokens)| sum + u64::from(tokens));
-                if decision.cached_source() == Some("estimate") {
+                if decision.cached_source == Some("estimate") {
                     source = "estimate";
                 }
             });
@@ -130,18 +130,18 @@ fn put_route(out: &mut String, decision: &Decision) {
         let separator = if out.is_empty() { "" } else { "; " };
         out.extend([separator, name, "=", value]);
     };
-    put("flow", decision.flow());
+    put("flow", decision.flow);
     let told = [
-        ("prefill", decision.prefill_worker()),
-        ("decode", decision.decode_worker()),
-        ("local", decision.local_reason()),
+        ("prefill", decision.prefill_worker.as_deref()),
+        ("decode", decision.decode_worker.as_deref()),
+        ("local", decision.local_reason),
     ];
     for (name, value) in told {
         if let Some(value) = value {
             put(name, value);
         }
     }
-    if let (Some(gate), Some(outcome)) = (decision.gate(), decision.decode_try()) {
+    if let (Some(gate), Some(outcome)) = (decision.gate, decision.decode_try) {
         put("gate", gate);
         put("try", outcome);
     }
@@ -154,7 +154,7 @@ fn put_route(out: &mut String, decision: &Decision) {
 /// The error for the client in place of a reply.
 pub async fn serve(core: &Arc<Core>, call: Call, mut scope: Box<Scope>) -> Result<Reply, Error> {
     let answered = {
-        let ids = scope.ids().clone();
+        let ids = scope.ids.clone();
         let answering = pin!(answer(core, call, &mut scope));
         let answering = pin!(ids.around(answering));
         tokio::select! {
@@ -190,7 +190,7 @@ async fn answer(
     scope: &mut Scope,
 ) -> Result<(Reply, Option<KeepAlive>), Error> {
     scope.admit()?;
-    let timeline = Arc::clone(scope.timeline());
+    let timeline = Arc::clone(&scope.timeline);
     timeline.end_stage(Stage::Receive, Instant::now());
     let tenant = scope.tenant().cloned();
     // To prepare a request costs more than to refuse it.
@@ -206,11 +206,11 @@ async fn answer(
     let seconds = timeline.end_stage(Stage::Tokenize, Instant::now()).as_secs_f64();
     served.series.router_stage(&core.metrics, served.name(), Stage::Tokenize.name(), seconds);
     let ClientTrace { traceparent, tracestate } = scope.trace_context();
-    let (arrived, share) = (scope.identity().arrived, scope.queue_share());
+    let (arrived, share) = (scope.identity.arrived, scope.queue_share());
     let priority_max = tenant.as_ref().and_then(|tenant| tenant.priority_max);
     let urgency = call.steering.urgency(&served.config, arrived, share, priority_max);
     let unread = reply_room(core, scope, call.room, units.len());
-    let is_grpc = scope.identity().protocol == Protocol::Grpc;
+    let is_grpc = scope.identity.protocol == Protocol::Grpc;
     let keep_alive = keep_alive(core, &options, is_grpc);
     let context = Arc::new(Context {
         metrics: Arc::clone(&core.metrics),
@@ -223,10 +223,10 @@ async fn answer(
         flow,
         // The body takes precedence over the header.
         threshold: prepared.threshold.or(call.steering.threshold),
-        request_id: scope.identity().request_id.clone(),
+        request_id: scope.identity.request_id.clone(),
         traceparent,
         tracestate,
-        via: scope.identity().via.clone(),
+        via: scope.identity.via.clone(),
         tenant,
         urgency,
         timeline,
@@ -301,7 +301,7 @@ impl PlannedRequest {
         let context = Arc::clone(&self.context);
         let mut keep_alive =
             keep_alive.zip(context.activity.as_ref()).map(|(interval, activity)| {
-                let timers = context.served.client.timers();
+                let timers = &context.served.client.timers;
                 KeepAlive::new(activity, interval, context.endpoint.dialect(), timers)
             });
         let mut beginning = boxed_future(|| self.begin());
@@ -369,7 +369,7 @@ async fn combine(
     let (bytes, combining) = (begun.iter().map(bytes).sum(), Arc::clone(core));
     let memory = Arc::clone(memory);
     let work = move || one_reply(&combining, &memory, begun, places, detail);
-    core.preparer.run_sized(bytes, work).await?
+    core.preparer.cores.run_sized(bytes, work).await?
 }
 
 /// The bytes of a reply that is whole already.
@@ -496,16 +496,17 @@ fn start_decision(
         (false, true) => Entry::default(),
         (false, false) => Entry::without_cached_tokens(),
     };
-    core.decisions.start(DecisionStart {
+    core.decisions.start(Decision {
         ledger,
         request_id: context.request_id.clone(),
         prompt_index: unit.prompt_index,
         tenant: context.tenant.as_ref().map(|tenant| tenant.name.clone()),
         model: context.served.name().into(),
-        flow: context.flow_name(),
+        flow: context.flow.name(),
         decided_unix_ms,
         prompt_tokens: unit.prompt_tokens,
         prompt_unknown: unit.unknown,
         prompt_blocks: unit.hashes.len() as u32,
+        ..Decision::default()
     })
 }

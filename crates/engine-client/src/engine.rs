@@ -1,7 +1,6 @@
 //! An engine from the point of view of its client.
 
 use std::fmt;
-use std::sync::Arc;
 
 use http::uri::Authority;
 
@@ -46,54 +45,4 @@ pub trait Engine: Send + Sync {
     /// Counts bytes that the engine, or a proxy in front of it, sent on a kept connection without a
     /// request.
     fn count_unsolicited(&self);
-}
-
-impl<E: Engine + ?Sized> Engine for Arc<E> {
-    fn id(&self) -> &str {
-        (**self).id()
-    }
-
-    fn model(&self) -> &str {
-        (**self).model()
-    }
-
-    fn authority(&self) -> &Authority {
-        (**self).authority()
-    }
-
-    fn process(&self) -> u64 {
-        (**self).process()
-    }
-
-    fn uses_tls(&self) -> bool {
-        (**self).uses_tls()
-    }
-
-    fn is_guarded(&self) -> bool {
-        (**self).is_guarded()
-    }
-
-    fn has_shim(&self) -> bool {
-        (**self).has_shim()
-    }
-
-    fn echoes(&self) -> &Echoes {
-        (**self).echoes()
-    }
-
-    fn set_unreachable(&self, why: fmt::Arguments<'_>) {
-        (**self).set_unreachable(why);
-    }
-
-    fn count_resent(&self) {
-        (**self).count_resent();
-    }
-
-    fn count_foreign_reply(&self) {
-        (**self).count_foreign_reply();
-    }
-
-    fn count_unsolicited(&self) {
-        (**self).count_unsolicited();
-    }
 }

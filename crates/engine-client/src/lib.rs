@@ -84,15 +84,20 @@ pub struct EngineClient {
     plain: Pools,
     /// Connections to engines with an `https` URL.
     secured: Pools,
-    tls: Arc<TlsSettings>,
-    authorization: Option<HeaderValue>,
-    reply_max_bytes: usize,
-    memory: ReplyMemory,
+    /// TLS towards engines with an `https` URL.
+    pub tls: Arc<TlsSettings>,
+    /// The router's own credential, marked as sensitive.
+    pub authorization: Option<HeaderValue>,
+    /// Maximum size in bytes of a reply, or of one event of a stream.
+    pub reply_max_bytes: usize,
+    /// The memory budget of replies.
+    pub memory: ReplyMemory,
     /// The model's budget for retries.
     retry_budget: Arc<RetryBudget>,
     /// Tasks that read bodies to their end after the last event.
     finishing: Arc<Mutex<JoinSet<()>>>,
-    timers: Arc<Timers>,
+    /// The timers of this client's calls.
+    pub timers: Arc<Timers>,
 }
 
 /// How a client reaches engines.
@@ -203,16 +208,6 @@ impl EngineClient {
         }
     }
 
-    /// The router's own credential, marked as sensitive.
-    pub fn authorization(&self) -> Option<&HeaderValue> {
-        self.authorization.as_ref()
-    }
-
-    /// TLS towards engines with an `https` URL.
-    pub fn tls(&self) -> &TlsSettings {
-        &self.tls
-    }
-
     /// Sends a body, of JSON unless `leg_headers` say otherwise; returns when a successful status line has arrived. If a kept connection
     /// turns out to have ended, the body is sent once more with another id on a new connection,
     /// provided that an engine may receive the body twice and the model's retry budget allows it.
@@ -226,7 +221,7 @@ impl EngineClient {
         body: impl Into<RevocableBody>,
         leg_headers: &LegHeaders,
     ) -> Result<Response, Error> {
-        let mut request = EngineRequest::new("POST", worker.authority(), shape.path(), body.into());
+        let mut request = EngineRequest::new("POST", worker.authority(), shape.path, body.into());
         if let Some(value) = &self.authorization {
             request.field("authorization", value);
         }
@@ -259,7 +254,7 @@ impl EngineClient {
             }
             allowed
         };
-        let class = shape.number();
+        let class = shape.number;
         let (authority, process) = (worker.authority(), worker.process());
         let (engine, fresh) = (Some(worker), leg_headers.fresh);
         let to = Destination { authority, process, class, engine, fresh };
@@ -280,29 +275,13 @@ impl EngineClient {
         pools.of(worker.is_guarded())
     }
 
-    /// Reads a complete reply of up to `limits.engine_reply_size_max`.
+    /// Reads a complete reply of up to `limits.engine_reply_size_max`. A reply that goes to a client
+    /// has a `room`, and waits until the client has read enough of its other replies.
     ///
     /// # Errors
-    /// The reply is too long, truncated, or for another request.
-    pub async fn whole(&self, worker: &dyn Engine, response: Response) -> Result<Bytes, Error> {
-        self.gathered(worker, response, None).await
-    }
-
-    /// Like [`whole`](Self::whole), for a reply that goes to a client: waits until the client has
-    /// read enough of its other replies.
-    ///
-    /// # Errors
-    /// As [`whole`](Self::whole), or the client does not read its replies.
-    pub async fn whole_for_client(
-        &self,
-        worker: &dyn Engine,
-        response: Response,
-        room: &ReplyRoom,
-    ) -> Result<Bytes, Error> {
-        self.gathered(worker, response, Some(room)).await
-    }
-
-    async fn gathered(
+    /// The reply is too long, truncated, or for another request, or the client does not read its
+    /// replies.
+    pub async fn whole(
         &self,
         worker: &dyn Engine,
         response: Response,
@@ -315,11 +294,6 @@ impl EngineClient {
         proof.check(worker, &reply)?;
         body.prove();
         Ok(reply)
-    }
-
-    /// The timers of this client's calls.
-    pub fn timers(&self) -> &Arc<Timers> {
-        &self.timers
     }
 
     /// Fetches a text of up to `max_bytes` in which an engine describes itself.
@@ -417,16 +391,6 @@ impl EngineClient {
                 let _in_time = tokio::time::timeout(FINISH_TIMEOUT, ended).await;
             });
         }
-    }
-
-    /// The memory budget of replies.
-    pub fn memory(&self) -> &ReplyMemory {
-        &self.memory
-    }
-
-    /// Maximum size in bytes of a reply, or of one event of a stream.
-    pub fn reply_max_bytes(&self) -> usize {
-        self.reply_max_bytes
     }
 }
 

@@ -20,10 +20,12 @@ const FRONT_BYTES: usize = 256;
 /// A kind of reply: an endpoint's complete replies, or its streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    path: &'static str,
+    /// The path of the request.
+    pub path: &'static str,
     /// A unique number below 64.
-    number: u8,
-    endpoint: Option<Endpoint>,
+    pub(super) number: u8,
+    /// The endpoint, if clients can ask for it.
+    pub endpoint: Option<Endpoint>,
 }
 
 impl Shape {
@@ -43,20 +45,6 @@ impl Shape {
     pub fn streamed(endpoint: Endpoint) -> Self {
         Self { path: endpoint.path(), number: endpoint as u8 * 2 + 1, endpoint: Some(endpoint) }
     }
-
-    /// The path of the request.
-    pub fn path(self) -> &'static str {
-        self.path
-    }
-
-    /// The endpoint, if clients can ask for it.
-    pub fn endpoint(self) -> Option<Endpoint> {
-        self.endpoint
-    }
-
-    pub(super) fn number(self) -> u8 {
-        self.number
-    }
 }
 
 /// The check that a reply belongs to its request.
@@ -75,7 +63,7 @@ impl Proof {
     /// # Errors
     /// The reply is for another request.
     pub fn check(&self, worker: &dyn Engine, reply: &[u8]) -> Result<(), Error> {
-        let (id, kind) = (self.request_id.as_bytes(), self.shape.number());
+        let (id, kind) = (self.request_id.as_bytes(), self.shape.number);
         let front = &reply[..reply.len().min(FRONT_BYTES)];
         if contains(front, id) {
             if self.teaches {
@@ -89,7 +77,7 @@ impl Proof {
         }
         worker.count_foreign_reply();
         if worker.echoes().missed() == Foreign::Unlearned {
-            let path = self.shape.path();
+            let path = self.shape.path;
             tracing::warn!(
                 model = worker.model(),
                 worker = worker.id(),
@@ -200,7 +188,7 @@ mod tests {
     #[test]
     fn the_id_may_stand_anywhere_and_errors_need_none() {
         let (worker, proof) = (worker(), proof(true));
-        worker.echoes().came(proof.shape.number());
+        worker.echoes().came(proof.shape.number);
         let far = format!(r#"{{"data":"{}","id":"{MINE}"}}"#, "x".repeat(FRONT_BYTES));
         assert!(proof.check(&worker, far.as_bytes()).is_ok());
         assert!(proof.check(&worker, br#"{"error":{"message":"no"}}"#).is_ok());
@@ -221,7 +209,7 @@ mod tests {
         let all = Endpoint::ALL.into_iter();
         let all = all.flat_map(|endpoint| [Shape::whole(endpoint), Shape::streamed(endpoint)]);
         let all = all.chain([Shape::RENDERED_CHAT, Shape::RENDERED_COMPLETION]);
-        let numbers: std::collections::BTreeSet<u8> = all.map(Shape::number).collect();
+        let numbers: std::collections::BTreeSet<u8> = all.map(|shape| shape.number).collect();
         assert_eq!(numbers.len(), 2 * Endpoint::ALL.len() + 2);
         assert!(numbers.iter().all(|number| *number < 64));
     }

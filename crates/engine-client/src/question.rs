@@ -99,7 +99,7 @@ impl EngineClient {
         let has_body = body.is_some();
         let body = body.unwrap_or_default().into();
         let mut request = EngineRequest::new(method, worker.authority(), path, body);
-        if let Some(value) = self.authorization() {
+        if let Some(value) = &self.authorization {
             request.field("authorization", value);
         }
         if has_body {
@@ -116,7 +116,7 @@ impl EngineClient {
             let begun = self.connections(worker).request(to, &mut request.ended(), |_| false).await;
             let BegunReply { status, mut body, date, peer, .. } = begun.map_err(no_reply)?;
             // The body is not proven: its connection ends with it.
-            let body = gather(&mut body, max_bytes, self.memory(), None).await;
+            let body = gather(&mut body, max_bytes, &self.memory, None).await;
             let body = body.map_err(|error| match error {
                 GatherError::TooLong | GatherError::NoMemory | GatherError::NoRoom(_) => {
                     NoReply::TooLong

@@ -54,7 +54,7 @@ impl LegRequest<'_> {
         let begun = self.client.post(self.worker, self.shape, body, self.headers).await;
         match &begun {
             Ok(_) => self.worker.health.rest.end(),
-            Err(error) => self.worker.record_refusal(error, self.shape.endpoint()),
+            Err(error) => self.worker.record_refusal(error, self.shape.endpoint),
         }
         begun
     }
@@ -74,7 +74,7 @@ impl LegRequest<'_> {
     pub async fn rest(&self, response: Response) -> Result<LegReply, Error> {
         let begun = Instant::now();
         let peer = response.peer.map(|Peer(address)| address);
-        Ok(LegReply { body: self.client.whole(self.worker, response).await?, begun, peer })
+        Ok(LegReply { body: self.client.whole(self.worker, response, None).await?, begun, peer })
     }
 }
 
@@ -129,7 +129,7 @@ impl LegWait<'_> {
         for _ in 0..PATIENCE {
             tokio::select! {
                 biased;
-                done = self.served.client.timers().bound(self.limit.duration, leg.as_mut()) => {
+                done = self.served.client.timers.bound(self.limit.duration, leg.as_mut()) => {
                     if let Ok(done) = done {
                         return done;
                     }
@@ -162,7 +162,7 @@ impl LegWait<'_> {
         loop {
             tokio::select! {
                 biased;
-                done = self.served.client.timers().bound(left, leg.as_mut()) => {
+                done = self.served.client.timers.bound(left, leg.as_mut()) => {
                     if let Ok(done) = done {
                         return done;
                     }

@@ -106,12 +106,12 @@ impl Losses {
         roster: &Roster,
         block_size: u32,
     ) {
-        let Some(cached) = decision.cached_tokens() else { return };
-        let worker = decision.prefill_worker().or(decision.decode_worker());
+        let Some(cached) = decision.cached_tokens else { return };
+        let worker = decision.prefill_worker.as_deref().or(decision.decode_worker.as_deref());
         let worker = worker.and_then(|id| roster.named(id));
         let step_blocks = StepBlocks {
-            held_blocks: decision.best_overlap_blocks(),
-            chosen_blocks: decision.overlap_blocks(),
+            held_blocks: decision.best_overlap_blocks,
+            chosen_blocks: decision.overlap_blocks,
             hit_blocks: cached / block_size.max(1),
             fetched_blocks: decision.peer_fetched_tokens() / block_size.max(1),
             parity_broken: worker.is_some_and(|worker| !worker.takes_part_in_kv_routing()),

@@ -108,8 +108,8 @@ fn assemble_model(
     let tls = tls_files(model)?;
     let kept = before.map(|(served, serving)| {
         let mut kept = KeptParts::of(served, serving, model, config);
-        kept.credential &= served.client.authorization() == authorization.as_ref();
-        kept.tls &= served.client.tls().are_current(&tls);
+        kept.credential &= served.client.authorization == authorization;
+        kept.tls &= served.client.tls.are_current(&tls);
         kept.tokenizer &= served.prompt_files == prompt_files;
         (served, kept)
     });

@@ -20,7 +20,7 @@ use splitrail_api::steering::Urgency;
 use splitrail_config::model::RequestFlow;
 pub use splitrail_engine_client::ReplyRoom;
 use splitrail_fleet::{LegLimit, ServedModel, Worker};
-use splitrail_ledger::decisions::{Decision, DecisionHandle};
+use splitrail_ledger::decisions::DecisionHandle;
 use splitrail_ledger::leg::LegKind;
 use splitrail_ledger::timeline::{LegSpan, PromptClock, Stage, StageTime, Timeline};
 
@@ -126,7 +126,7 @@ impl PromptContext<'_> {
 impl Context {
     /// The histogram of the time between the events of a reply.
     pub(crate) fn inter_token(&self, decision: &DecisionHandle) -> Histogram {
-        let flow = decision.with(Decision::flow);
+        let flow = decision.with(|decision| decision.flow);
         self.served.series.inter_token(&self.metrics, self.served.name(), flow)
     }
 
@@ -151,11 +151,5 @@ impl Context {
     /// Once an attempt was late, the prompt may just take long: the next one gets more time.
     fn extended(&self, limit: LegLimit) -> LegLimit {
         if self.was_late.load(Relaxed) { limit.at_least(limit.duration) } else { limit }
-    }
-
-    /// The name of the planned flow, as in metrics and records. The decision record has the flow that
-    /// the request took in the end.
-    pub fn flow_name(&self) -> &'static str {
-        self.flow.name()
     }
 }

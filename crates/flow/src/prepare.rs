@@ -222,7 +222,8 @@ pub struct Preparer {
     /// The budget for the memory of all requests, `limits.request_memory_max`.
     memory: Arc<MemoryBudget>,
     /// The permits for work off the reactor.
-    cores: Cores,
+    /// The cores for work off the reactor.
+    pub cores: Cores,
     /// What is kept of models whose engines are asked for tokens.
     engine_tokens: EngineTokens,
 }
@@ -237,43 +238,6 @@ impl Preparer {
     /// The budget for the memory of all requests, and its bound in bytes.
     pub(crate) fn memory(&self) -> (&Arc<MemoryBudget>, usize) {
         (&self.memory, self.cluster.serving().limits.request_memory_max_bytes)
-    }
-
-    /// The number of permits that are free for long bodies.
-    pub fn free_long_permits(&self) -> usize {
-        self.cores.free_long_permits()
-    }
-
-    /// Whether more than half of the cores are free for work off the reactor: work that can wait does
-    /// not make requests wait.
-    pub(crate) fn has_spare_core(&self) -> bool {
-        self.cores.has_spare()
-    }
-
-    /// Runs work whose time grows with `bytes` of a reply: at once if they are few, and otherwise off
-    /// the reactor.
-    ///
-    /// # Errors
-    /// If the router is stopping or the work panics.
-    pub async fn run_sized<T: Send + 'static>(
-        &self,
-        bytes: usize,
-        work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, Error> {
-        self.cores.run_sized(bytes, work).await
-    }
-
-    /// Runs work whose time grows with `bytes` of a request on the blocking pool, once a permit for
-    /// such work is free.
-    ///
-    /// # Errors
-    /// If the router is stopping or the work panics.
-    pub async fn run_off_reactor<T: Send + 'static>(
-        &self,
-        bytes: usize,
-        work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, Error> {
-        self.cores.run_off_reactor(bytes, work).await
     }
 }
 
@@ -308,7 +272,7 @@ pub async fn prepare(
     let work = move || {
         watch::with(watch, || compute(&computing, endpoint, payload, tenant.as_deref(), &budget))
     };
-    let computed = preparer.run_off_reactor(bytes, work).await??;
+    let computed = preparer.cores.run_off_reactor(bytes, work).await??;
     Ok(answered(preparer, computed).await)
 }
 

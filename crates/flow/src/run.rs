@@ -242,7 +242,7 @@ async fn run_reply_leg(
             let message =
                 format!("no decode worker can take worker {}'s hand-off in time", prefill.id());
             let error = Error::new(ErrorKind::LeaseExpired, message);
-            decision.attempt_discarded(error.outcome());
+            decision.enter(|entry| entry.discard(error.outcome()));
             attempts.retry(context, &prefill, error)?;
             *staged = None;
             return Ok(None);

@@ -86,7 +86,7 @@ impl Asker<'_> {
     /// The engine's message in an error reply, shortened; the beginning of the body if it has none.
     /// A server that repeats what it was sent does not make the credential appear.
     pub(crate) fn error_message(&self, body: &[u8]) -> String {
-        let credential = self.client.authorization().and_then(|value| value.to_str().ok());
+        let credential = self.client.authorization.as_ref().and_then(|value| value.to_str().ok());
         let key = credential.map(|value| value.trim_start_matches("Bearer "));
         error_message(body, key)
     }

@@ -26,11 +26,13 @@ pub fn close(
     let recorded = ledger.is_open();
     let mut entries: Vec<Entry> = Vec::new();
     let mut used = UsedTokens::of(ended.outcome);
-    if decisions.iter().any(DecisionHandle::is_cut) {
-        decisions.iter().for_each(DecisionHandle::cut);
+    // The reply to one prompt was cut off, and the others with it.
+    if decisions.iter().any(|decision| decision.with(|decision| decision.ledger.is_cut)) {
+        decisions.iter().for_each(|decision| decision.enter(|entry| entry.is_cut = true));
     }
     for decision in decisions {
-        decision.close_entry(ended.outcome, |entry| {
+        decision.enter(|entry| {
+            entry.close(ended.outcome);
             let of_prompt = entry.cached();
             count_prompt(metrics, labelled, entry, of_prompt);
             if entry.counts(ended.outcome) {
@@ -120,10 +122,10 @@ impl UsedTokens {
 
     fn add(&mut self, entry: &Entry, cached_tokens: Option<u32>) {
         self.has_prompts = true;
-        let completion_tokens = entry.completion_tokens();
+        let completion_tokens = entry.completion_tokens;
         self.is_known.completion &= completion_tokens.is_some();
         self.completion_tokens += u64::from(completion_tokens.unwrap_or(0));
-        if !entry.is_further_sample() {
+        if !entry.further_sample {
             let prompt_tokens = entry.prompt_tokens();
             // What nothing was computed for costs nothing, if its length is not known.
             self.is_known.prompt &= prompt_tokens.is_some() || entry.is_below_threshold();
@@ -164,15 +166,15 @@ fn count_prompt(
             count_leg(metrics, labelled, leg.kind, &figures);
         }
     }
-    for discarded in entry.discarded() {
+    for discarded in &entry.discarded {
         let wasted = u64::from(discarded.wasted_prompt_tokens());
         if wasted > 0 {
             let labels = [model, discarded.reason];
             metrics.wasted_prompt_tokens.with_label_values(&labels).inc_by(wasted);
         }
     }
-    series.generated(metrics, model, entry.completion_tokens().unwrap_or(0).into());
-    if entry.is_further_sample() {
+    series.generated(metrics, model, entry.completion_tokens.unwrap_or(0).into());
+    if entry.further_sample {
         return;
     }
     series.prompted(metrics, model, entry.prompt_tokens().unwrap_or(0).into());
@@ -223,8 +225,8 @@ mod tests {
     fn streaming(tokens: u32) -> DecisionHandle {
         let decision = DecisionHandle::default();
         let expected = Expectation { prompt_tokens: Some(100), ..Expectation::default() };
-        decision.decode_sent(LegFacts::new(LegKind::Decode, "w", expected));
-        decision.decode_worked();
+        decision.enter(|entry| entry.decode_sent(LegFacts::new(LegKind::Decode, "w", expected)));
+        decision.enter(|entry| entry.worked(LegKind::Decode));
         decision.received(tokens, None);
         decision
     }
@@ -237,7 +239,9 @@ mod tests {
     #[test]
     fn a_client_that_leaves_is_charged_alike_everywhere() {
         let queued = DecisionHandle::default();
-        queued.decode_sent(LegFacts::new(LegKind::Decode, "w", Expectation::default()));
+        queued.enter(|entry| {
+            entry.decode_sent(LegFacts::new(LegKind::Decode, "w", Expectation::default()))
+        });
         let decisions = [streaming(7), streaming(0), queued];
         for (outcome, expected) in [("cancelled", [200, 7]), ("decode_lost", [0, 0])] {
             let (metrics, series) = (Metrics::new().unwrap(), ModelSeries::default());
@@ -269,7 +273,7 @@ mod tests {
             assert_eq!(of_model, expected, "{outcome}");
             let wasted = metrics.wasted_prompt_tokens.with_label_values(&["m", outcome]).get();
             assert_eq!(wasted, if outcome == "cancelled" { 0 } else { 100 }, "never both");
-            let entries = decisions.iter().map(|one| one.with(|record| record.ledger().clone()));
+            let entries = decisions.iter().map(|one| one.with(|record| record.ledger.clone()));
             let line = RequestRecord::new(&ended, &entries.collect::<Vec<_>>());
             let written = [line.prompt_tokens, line.completion_tokens];
             assert_eq!(written.map(Option::unwrap_or_default), expected, "{outcome}");

@@ -15,11 +15,8 @@ mod ring;
 mod tests;
 
 pub use handle::DecisionHandle;
-pub use parts::{
-    CandidateFigures, CandidateRecord, DrawRecord, FetchChoice, FetchRecord, VetoRecord,
-    WeighedRecord,
-};
+pub use parts::{CandidateRecord, DrawRecord, FetchChoice, FetchRecord, VetoRecord, WeighedRecord};
 pub use placement::Placement;
-pub use record::{Decision, DecisionStart};
+pub use record::Decision;
 pub use reply::UsageReport;
 pub use ring::{DecisionFilter, Decisions};

@@ -2,7 +2,7 @@
 
 use splitrail_engine::usage::EngineUsage;
 
-use super::leg::{Figures, LegFacts, Origin};
+use super::leg::{Figures, LegFacts, LegKind, Origin};
 
 /// The number of cached prompt tokens on the leg that computed the prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,17 +11,6 @@ pub struct CachedTokens {
     pub tokens: u32,
     /// The source of the count.
     pub source: Origin,
-}
-
-/// The usage of a prompt that the client received.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ReportedUsage {
-    /// `usage.prompt_tokens`.
-    pub prompt_tokens: u32,
-    /// `usage.completion_tokens`; `None` if the usage had no such key.
-    pub completion_tokens: Option<u32>,
-    /// `usage.prompt_tokens_details.cached_tokens`, if the usage had it.
-    pub cached_tokens: Option<u32>,
 }
 
 /// A leg whose result did not reach the client.
@@ -57,27 +46,33 @@ const LEFT: [&str; 2] = ["cancelled", "router_stopping"];
 /// the legs of discarded attempts. The number of attempts is limited by the model's retries.
 #[derive(Clone, Debug, Default)]
 pub struct Entry {
-    prefill: Option<LegFacts>,
-    decode: Option<LegFacts>,
+    /// The prefill leg of the present attempt or of the reply.
+    pub prefill: Option<LegFacts>,
+    /// The answering leg of the present attempt or of the reply.
+    pub decode: Option<LegFacts>,
     /// Earlier legs of the reply whose workers were lost during the stream; the reply continued
     /// from the tokens that were delivered by then.
     earlier: Vec<LegFacts>,
     /// The facts of a prompt for which the client got the reply that too little is cached; no leg
     /// served it.
     below_threshold: Option<LegFacts>,
-    discarded: Vec<DiscardedLeg>,
-    completion_tokens: Option<u32>,
+    /// Discarded legs, oldest first.
+    pub discarded: Vec<DiscardedLeg>,
+    /// Generated tokens, if the engine reported them. If the reply ended before, those that had
+    /// arrived.
+    pub completion_tokens: Option<u32>,
     /// Generated tokens that have arrived so far.
     received_tokens: u32,
     /// Whether the router has counted `completion_tokens`, because the reply ended before the engine
     /// reported them.
-    counted_by_router: bool,
-    /// Whether the reply was cut off although its engine went on.
-    is_cut: bool,
-    client_usage: Option<ReportedUsage>,
+    pub counted_by_router: bool,
+    /// Whether the reply was cut off although its engine went on: what has arrived counts.
+    pub is_cut: bool,
+    /// The usage that the client received, if any.
+    pub client_usage: Option<EngineUsage>,
     /// Whether the entry is for a further sample of a prompt that has an entry already. It has legs
     /// of its own, but its prompt is not counted again.
-    further_sample: bool,
+    pub further_sample: bool,
     /// Whether no count of cached tokens is reported for the prompt.
     without_cached_tokens: bool,
     /// Whether the request has ended; later events change nothing.
@@ -96,13 +91,8 @@ impl Entry {
         Self { without_cached_tokens: true, ..Self::default() }
     }
 
-    /// Whether the prompt is counted with another entry.
-    pub fn is_further_sample(&self) -> bool {
-        self.further_sample
-    }
-
     /// Records that a prefill leg is about to be sent, which begins a new attempt.
-    pub(crate) fn prefill_sent(&mut self, leg: LegFacts) {
+    pub fn prefill_sent(&mut self, leg: LegFacts) {
         self.discard(SUPERSEDED);
         if !self.closed {
             self.prefill = Some(self.with_cache_before(leg));
@@ -116,18 +106,29 @@ impl Entry {
         LegFacts { before: first.map(LegFacts::cache_before), ..leg }
     }
 
-    /// Records that the prefill engine has begun to compute the prompt.
-    pub(crate) fn prefill_begun(&mut self) {
-        if let Some(leg) = self.prefill.as_mut().filter(|_| !self.closed) {
+    /// Records that the engine of a leg has begun to compute the prompt: the head of its stream has
+    /// arrived, or its events say so.
+    pub fn begun(&mut self, kind: LegKind) {
+        if let Some(leg) = self.open_leg(kind) {
             leg.begun = true;
         }
     }
 
-    /// Records that the prefill engine has computed the prompt.
-    pub(crate) fn prefill_worked(&mut self) {
-        if let Some(leg) = self.prefill.as_mut().filter(|_| !self.closed) {
+    /// Records that the engine of a leg has computed the prompt. The reply of an answering leg has
+    /// begun then.
+    pub fn worked(&mut self, kind: LegKind) {
+        if let Some(leg) = self.open_leg(kind) {
             leg.worked = true;
         }
+    }
+
+    /// A leg of the present attempt; `None` once the request has ended.
+    fn open_leg(&mut self, kind: LegKind) -> Option<&mut LegFacts> {
+        let leg = match kind {
+            LegKind::Prefill => &mut self.prefill,
+            LegKind::Decode => &mut self.decode,
+        };
+        leg.as_mut().filter(|_| !self.closed)
     }
 
     /// Records the reply of the prefill engine; a figure that it did not report is `None`.
@@ -136,7 +137,7 @@ impl Entry {
         prompt_tokens: Option<u32>,
         cached_tokens: Option<u32>,
     ) {
-        if let Some(leg) = self.prefill.as_mut().filter(|_| !self.closed) {
+        if let Some(leg) = self.open_leg(LegKind::Prefill) {
             leg.worked = true;
             leg.prompt_tokens = prompt_tokens;
             leg.cached_tokens = cached_tokens;
@@ -145,7 +146,7 @@ impl Entry {
 
     /// Records that the answering leg is about to be sent. It receives KV if there is a prefill
     /// leg.
-    pub(crate) fn decode_sent(&mut self, leg: LegFacts) {
+    pub fn decode_sent(&mut self, leg: LegFacts) {
         match self.earlier.is_empty() {
             true => self.discard_decode(SUPERSEDED),
             false => self.discard(SUPERSEDED),
@@ -156,20 +157,13 @@ impl Entry {
         }
     }
 
-    /// Records that the engine has begun: the head of a stream has arrived, or its events say so.
-    pub(crate) fn decode_begun(&mut self) {
-        if let Some(leg) = self.decode.as_mut().filter(|_| !self.closed) {
-            leg.begun = true;
-        }
-    }
-
     /// Records further tokens of the reply, or the usage of the reply so far. A message begins with a
     /// usage of zeros if its engine does not know the figures yet.
     pub(crate) fn received(&mut self, tokens: u32, so_far: Option<EngineUsage>) {
         self.received_tokens = self.received_tokens.saturating_add(tokens);
         let Some(usage) = so_far.filter(|usage| usage.prompt_tokens > 0) else { return };
         self.received_tokens = usage.completion_tokens.unwrap_or(self.received_tokens);
-        if let Some(leg) = self.decode.as_mut().filter(|_| !self.closed) {
+        if let Some(leg) = self.open_leg(LegKind::Decode) {
             leg.prompt_tokens = Some(usage.prompt_tokens);
             leg.cached_tokens = usage.cached_tokens.or(leg.cached_tokens);
         }
@@ -177,15 +171,8 @@ impl Entry {
 
     /// Records how many of the tokens that have arrived are part of the reply, which another worker
     /// continues.
-    pub(crate) fn tokens_kept(&mut self, tokens: u32) {
+    pub fn tokens_kept(&mut self, tokens: u32) {
         self.received_tokens = tokens;
-    }
-
-    /// Records that the reply has begun, so the prompt is computed.
-    pub(crate) fn decode_worked(&mut self) {
-        if let Some(leg) = self.decode.as_mut().filter(|_| !self.closed) {
-            leg.worked = true;
-        }
     }
 
     /// Records the usage that the answering engine reported.
@@ -205,7 +192,7 @@ impl Entry {
 
     /// Records that the worker was lost during the stream and that this leg is about to be sent to
     /// continue the reply. Its prompt includes the tokens delivered so far.
-    pub(crate) fn decode_resumed(&mut self, leg: LegFacts) {
+    pub fn decode_resumed(&mut self, leg: LegFacts) {
         if !self.closed {
             self.earlier.extend(self.decode.take());
             self.decode = Some(leg);
@@ -242,14 +229,9 @@ impl Entry {
         self.completion_tokens = Some(0);
     }
 
-    /// Records the usage that the client gets.
-    pub(crate) fn record_client_usage(&mut self, told: ReportedUsage) {
-        self.client_usage = Some(told);
-    }
-
     /// Discards the answering leg. Its prefill leg, or legs whose output was delivered before it,
     /// may serve another attempt.
-    pub(crate) fn discard_decode(&mut self, reason: &'static str) {
+    pub fn discard_decode(&mut self, reason: &'static str) {
         if self.closed {
             return;
         }
@@ -261,7 +243,7 @@ impl Entry {
     }
 
     /// Discards all legs of the present attempt.
-    pub(crate) fn discard(&mut self, reason: &'static str) {
+    pub fn discard(&mut self, reason: &'static str) {
         if self.closed {
             return;
         }
@@ -277,16 +259,6 @@ impl Entry {
         self.below_threshold = None;
         self.completion_tokens = None;
         self.received_tokens = 0;
-    }
-
-    /// Records that the reply was cut off although its engine went on: what has arrived counts.
-    pub(crate) fn cut(&mut self) {
-        self.is_cut = true;
-    }
-
-    /// Whether the reply was cut off.
-    pub(crate) fn is_cut(&self) -> bool {
-        self.is_cut
     }
 
     /// Closes the entry with the outcome of its request. If the client left after an engine had
@@ -330,16 +302,6 @@ impl Entry {
         self.discarded.push(DiscardedLeg { leg, figures, reason });
     }
 
-    /// The prefill leg of the present attempt or of the reply.
-    pub fn prefill(&self) -> Option<&LegFacts> {
-        self.prefill.as_ref()
-    }
-
-    /// The answering leg of the present attempt or of the reply.
-    pub fn decode(&self) -> Option<&LegFacts> {
-        self.decode.as_ref()
-    }
-
     /// Tokens that the answering worker received by a hand-off; `None` if there was no hand-off.
     pub fn transferred_tokens(&self) -> Option<u32> {
         let leg = self.first_answering().filter(|leg| leg.receives)?;
@@ -355,11 +317,6 @@ impl Entry {
         let answering = answering.map(move |(i, leg)| (leg, elsewhere.filter(|_| i == 0)));
         let legs = self.prefill.iter().map(move |leg| (leg, elsewhere)).chain(answering);
         legs.map(|(leg, elsewhere)| (leg, leg.figures(elsewhere)))
-    }
-
-    /// Discarded legs, oldest first.
-    pub fn discarded(&self) -> &[DiscardedLeg] {
-        &self.discarded
     }
 
     /// The length of the prompt: the count of the answering engine, which clients see, or else that
@@ -386,27 +343,10 @@ impl Entry {
         Some(CachedTokens { tokens: tokens.min(prompt_tokens), source: figures.source })
     }
 
-    /// Generated tokens, if the engine reported them. If the reply ended before, those that had
-    /// arrived.
-    pub fn completion_tokens(&self) -> Option<u32> {
-        self.completion_tokens
-    }
-
-    /// Whether the router has counted the generated tokens, because the client left before the
-    /// engine reported them.
-    pub fn is_counted_by_router(&self) -> bool {
-        self.counted_by_router
-    }
-
     /// Whether the client got only the reply that too little of the prompt is cached: nothing was
     /// computed for it.
     pub(crate) fn is_below_threshold(&self) -> bool {
         self.below_threshold.is_some()
-    }
-
-    /// The usage that the client received, if any.
-    pub fn client_usage(&self) -> Option<ReportedUsage> {
-        self.client_usage
     }
 
     /// The prompt's length according to either engine, for a leg whose own engine did not report

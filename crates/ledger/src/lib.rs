@@ -14,7 +14,6 @@ pub mod leg;
 pub mod lines;
 pub mod record;
 pub mod recorder;
-pub mod request_files;
 pub mod summary;
 pub mod timeline;
 pub mod veto;

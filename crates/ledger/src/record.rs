@@ -4,9 +4,10 @@
 use std::collections::BTreeMap;
 
 use serde::{Serialize, Serializer};
+use splitrail_engine::usage::EngineUsage;
 use splitrail_kv::Tier;
 
-use super::entry::{Entry, ReportedUsage};
+use super::entry::Entry;
 use super::leg::{Figures, LegFacts, LegKind, Origin, ReadBackOffer};
 use crate::entry::CachedTokens;
 use splitrail_api::name::Name;
@@ -200,12 +201,12 @@ impl PromptRecord {
             prompt_tokens: entry.prompt_tokens(),
             cached_tokens: cached.map(|cached| cached.tokens),
             cached_source: cached.map(|cached| cached.source),
-            completion_tokens: entry.completion_tokens(),
-            completion_source: entry.is_counted_by_router().then_some(Origin::Estimate),
-            further_sample: entry.is_further_sample(),
+            completion_tokens: entry.completion_tokens,
+            completion_source: entry.counted_by_router.then_some(Origin::Estimate),
+            further_sample: entry.further_sample,
             legs: entry.legs().map(|(one, figures)| leg(one, figures)).collect(),
             discarded: entry
-                .discarded()
+                .discarded
                 .iter()
                 .map(|discarded| DiscardedRecord {
                     leg: leg(&discarded.leg, discarded.figures),
@@ -320,9 +321,9 @@ impl RequestRecord {
 
 /// The usage that the reply to these prompts has, if all of them have some.
 fn client_usage_of(entries: &[Entry]) -> Option<ReplyUsage> {
-    let told: Vec<(&Entry, ReportedUsage)> =
-        entries.iter().map(|entry| Some((entry, entry.client_usage()?))).collect::<Option<_>>()?;
-    let once = || told.iter().filter(|(entry, _)| !entry.is_further_sample());
+    let told: Vec<(&Entry, EngineUsage)> =
+        entries.iter().map(|entry| Some((entry, entry.client_usage?))).collect::<Option<_>>()?;
+    let once = || told.iter().filter(|(entry, _)| !entry.further_sample);
     Some(ReplyUsage {
         prompt_tokens: total(once().map(|(_, told)| Some(told.prompt_tokens)))?,
         completion_tokens: total(told.iter().map(|(_, told)| told.completion_tokens)),
@@ -359,8 +360,6 @@ pub fn client_cached_tokens(cached: CachedTokens, fallback: CachedTokensFallback
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use splitrail_engine::usage::EngineUsage;
-
     use super::*;
     use crate::leg::Expectation;
 
@@ -381,16 +380,9 @@ mod tests {
 
     fn answered(mut entry: Entry, prompt_tokens: u32, cached_tokens: Option<u32>) -> Entry {
         entry.decode_sent(LegFacts::new(LegKind::Decode, "w", Expectation::default()));
-        entry.decode_reported(EngineUsage {
-            prompt_tokens,
-            completion_tokens: Some(4),
-            cached_tokens,
-        });
-        entry.record_client_usage(ReportedUsage {
-            prompt_tokens,
-            completion_tokens: Some(4),
-            cached_tokens,
-        });
+        let usage = EngineUsage { prompt_tokens, completion_tokens: Some(4), cached_tokens };
+        entry.decode_reported(usage);
+        entry.client_usage = Some(usage);
         entry
     }
 

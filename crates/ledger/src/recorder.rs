@@ -11,6 +11,7 @@ use super::decisions::Decision;
 use super::lines::Lines;
 use crate::timeline::RequestTimes;
 use splitrail_config::RecordConfig;
+use splitrail_telemetry::Metrics;
 
 /// Writes decision records to the record file.
 #[derive(Debug)]
@@ -61,9 +62,15 @@ impl Recorder {
     /// The present version of the line format.
     pub const VERSION: u32 = 1;
 
-    /// A recorder that writes the configured share of requests to `lines`.
-    pub fn new(lines: Lines, config: &RecordConfig) -> Self {
-        Self { lines, sample: config.sample }
+    /// Opens the file that a configuration names, for the share of requests that it names.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn open(config: &RecordConfig, metrics: &Metrics) -> std::io::Result<Self> {
+        let (path, records) = (config.path.as_deref(), metrics.record_lines.clone());
+        let writable = &metrics.output_file_writable;
+        let lines = Lines::open("record", path, config.rotate, records, writable)?;
+        Ok(Self { lines, sample: config.sample })
     }
 
     /// The lines, for the task that writes the file.
@@ -90,7 +97,7 @@ impl Recorder {
             version: Self::VERSION,
             timestamp: arrived_unix_ms,
             input_length: prompt.input_length,
-            output_length: decision.ledger().completion_tokens().unwrap_or(0),
+            output_length: decision.ledger.completion_tokens.unwrap_or(0),
             hash_ids: &prompt.hash_ids,
             block_size: prompt.block_size,
             endpoint,

@@ -23,9 +23,9 @@ pub use trace::{HandOffSpan, Pick, RequestTrace, ScoredCandidate, Spans, StageSp
 #[derive(Debug)]
 pub struct Timeline {
     /// When the request arrived.
-    origin: Instant,
+    pub origin: Instant,
     /// The place of the request in a trace, if it is traced.
-    trace: Option<RequestTrace>,
+    pub trace: Option<RequestTrace>,
     state: Mutex<TimelineState>,
 }
 
@@ -120,16 +120,6 @@ impl Timeline {
             spans,
         };
         Self { origin, trace, state: Mutex::new(state) }
-    }
-
-    /// The place of the request in a trace, if it is traced.
-    pub fn trace(&self) -> Option<&RequestTrace> {
-        self.trace.as_ref()
-    }
-
-    /// When the request arrived.
-    pub fn origin(&self) -> Instant {
-        self.origin
     }
 
     /// Notes that a stage which all prompts share ends at `now`. Returns its duration.

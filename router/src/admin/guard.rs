@@ -89,7 +89,7 @@ pub(super) async fn guard(
         }
     };
     if let Some((method, path, request_id)) = &change {
-        core.audit.change(Change {
+        core.logs.audit.change(Change {
             key: operator.as_ref().map(|operator| &*operator.key),
             role: role.map(OperatorRole::name),
             address: peer.ip().to_canonical(),

@@ -6,7 +6,6 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::HeaderValue;
 use http::header::{CONTENT_TYPE, ETAG};
-use serde::Deserialize;
 use serde_json::json;
 use splitrail_ledger::decisions::DecisionFilter;
 use splitrail_settings::variables::escaped_json;
@@ -38,33 +37,14 @@ pub(super) async fn attention(State(admin): State<Admin>) -> Response {
     json_reply(json!({ "needs_attention": found }))
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct DecisionsQuery {
-    request_id: Option<String>,
-    worker: Option<String>,
-    from_unix_ms: Option<u64>,
-    to_unix_ms: Option<u64>,
-    failed: Option<bool>,
-    slowest: Option<bool>,
-    limit: Option<usize>,
-}
-
 /// The decisions that the query asks for, among those that are kept.
 pub(super) async fn decisions(
     State(admin): State<Admin>,
-    Query(query): Query<DecisionsQuery>,
+    Query(query): Query<DecisionFilter>,
 ) -> Response {
     let limit = query.limit.unwrap_or(100).min(admin.core.serving().limits.decisions_kept);
-    let filter = DecisionFilter {
-        request_id: query.request_id,
-        worker: query.worker,
-        from_unix_ms: query.from_unix_ms,
-        to_unix_ms: query.to_unix_ms,
-        failed: query.failed.unwrap_or(false),
-        slowest: query.slowest.unwrap_or(false),
-    };
-    json_reply(json!({ "decisions": admin.core.decisions.find(&filter, limit) }))
+    let filter = DecisionFilter { limit: Some(limit), ..query };
+    json_reply(json!({ "decisions": admin.core.decisions.find(&filter) }))
 }
 
 pub(super) async fn models(State(admin): State<Admin>) -> Response {

@@ -104,7 +104,12 @@ impl Routes {
         let identity = Identity::of_http(request.headers(), peer.ip());
         openai::put_id(&identity, error_dialect(request.uri()), refusal.headers_mut());
         let endpoint = Endpoint::at(request.uri().path()).map_or("none", Endpoint::name);
-        core.access_log.answered(&core.serving().config.access_log, &identity, endpoint, refusal);
+        core.logs.access_log.answered(
+            &core.serving().config.access_log,
+            &identity,
+            endpoint,
+            refusal,
+        );
     }
 
     /// Whether a request is work for an engine.

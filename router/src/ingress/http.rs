@@ -146,7 +146,12 @@ async fn name_reply(State(core): State<Arc<Core>>, mut request: Request, next: N
     let mut reply = next.run(request).await;
     put_id(&identity, dialect, reply.headers_mut());
     if let Some(endpoint) = endpoint {
-        core.access_log.answered(&core.serving().config.access_log, &identity, endpoint, &reply);
+        core.logs.access_log.answered(
+            &core.serving().config.access_log,
+            &identity,
+            endpoint,
+            &reply,
+        );
     }
     reply
 }
@@ -204,7 +209,7 @@ pub(super) async fn answer<B: http_body::Body<Data = Bytes> + Unpin>(
         Ok(sender) => generate(&core, endpoint, &identity, sender, room, request).await,
         Err(error) => {
             let reply = early.refuse(error.with_request_id(&identity.request_id));
-            core.access_log.answered(
+            core.logs.access_log.answered(
                 &core.serving().config.access_log,
                 &identity,
                 endpoint.name(),

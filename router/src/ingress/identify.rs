@@ -84,6 +84,6 @@ pub fn refused(
     refusal: Refusal,
 ) -> Error {
     core.metrics.refused_credentials.with_label_values(&[listener, refusal.name()]).inc();
-    core.audit.refused(listener, peer, refusal.name());
+    core.logs.audit.refused(listener, peer, refusal.name());
     refusal.to_error(headers)
 }

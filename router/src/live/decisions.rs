@@ -95,9 +95,9 @@ impl RecentDecisions {
         let kept = core.serving().limits.decisions_kept.min(READ_MAX);
         core.decisions.read_recent(kept, |decision| {
             read += 1;
-            let age_ms = now_unix_ms.saturating_sub(decision.decided_unix_ms());
+            let age_ms = now_unix_ms.saturating_sub(decision.decided_unix_ms);
             oldest_ms = age_ms.max(oldest_ms);
-            let room = if decision.outcome().is_some() { SHOWN } else { NEWEST };
+            let room = if decision.outcome.is_some() { SHOWN } else { NEWEST };
             if recent.shown.len() < room {
                 recent.shown.push(DecisionView::new(core, decision));
             }
@@ -112,9 +112,9 @@ impl RecentDecisions {
     }
 
     fn count(&mut self, decision: &Decision) {
-        let Some(answered) = decision.decode_worker() else { return };
-        let prefill = decision.prefill_worker().map(str::to_owned);
-        let flow = (decision.model().to_owned(), prefill, answered.to_owned());
+        let Some(answered) = decision.decode_worker.as_deref() else { return };
+        let prefill = decision.prefill_worker.as_deref().map(str::to_owned);
+        let flow = (decision.model.to_string(), prefill, answered.to_owned());
         *self.counts.entry(flow).or_default() += 1;
     }
 
@@ -137,32 +137,32 @@ impl RecentDecisions {
 impl DecisionView {
     fn new(core: &Core, decision: &Decision) -> Self {
         // The leg that computes the prompt is the interesting one, and it is placed first.
-        let chosen = decision.candidates().iter().find(|candidate| candidate.chosen);
+        let chosen = decision.candidates.iter().find(|candidate| candidate.chosen);
         let next = chosen.and_then(|chosen| Some((chosen, decision.runner_up(chosen)?)));
         let unit = next.and_then(|_| {
             let serving = core.serving();
-            serving.model(decision.model()).map(|served| served.config.policy.cost_unit())
+            serving.model(&decision.model).map(|served| served.config.policy.cost_unit())
         });
         let unit = unit.filter(|unit| *unit != "none");
         Self {
-            request_id: decision.request_id().to_owned(),
-            prompt_index: decision.prompt_index(),
-            model: decision.model().to_owned(),
-            decided_unix_ms: decision.decided_unix_ms(),
-            flow: decision.flow(),
-            local_reason: decision.local_reason(),
-            prefill_worker: decision.prefill_worker().map(str::to_owned),
-            decode_worker: decision.decode_worker().map(str::to_owned),
-            prompt_tokens: decision.prompt_tokens(),
-            prompt_blocks: decision.prompt_blocks(),
-            overlap_blocks: decision.overlap_blocks(),
-            best_overlap_blocks: decision.best_overlap_blocks(),
+            request_id: decision.request_id.to_string(),
+            prompt_index: decision.prompt_index,
+            model: decision.model.to_string(),
+            decided_unix_ms: decision.decided_unix_ms,
+            flow: decision.flow,
+            local_reason: decision.local_reason,
+            prefill_worker: decision.prefill_worker.as_deref().map(str::to_owned),
+            decode_worker: decision.decode_worker.as_deref().map(str::to_owned),
+            prompt_tokens: decision.prompt_tokens,
+            prompt_blocks: decision.prompt_blocks,
+            overlap_blocks: decision.overlap_blocks,
+            best_overlap_blocks: decision.best_overlap_blocks,
             runner_up: next.map(|(_, next)| (*next.worker).to_owned()),
             margin: unit.and(next).and_then(|(chosen, next)| rounded(next.cost - chosen.cost)),
             margin_unit: unit,
-            cached_tokens: decision.cached_tokens(),
-            attempts: decision.attempts(),
-            outcome: decision.outcome(),
+            cached_tokens: decision.cached_tokens,
+            attempts: decision.attempts,
+            outcome: decision.outcome,
         }
     }
 }

@@ -31,10 +31,10 @@ impl ReloadReport {
         for served in &after.models {
             let name = served.name();
             let Some(was) = before.model(name) else { continue };
-            if was.client.authorization() != served.client.authorization() {
+            if was.client.authorization != served.client.authorization {
                 renewed.push(format!("models[{name}].engine_api_key"));
             }
-            if !was.client.tls().has_same_files(served.client.tls()) {
+            if !was.client.tls.has_same_files(&served.client.tls) {
                 renewed.push(format!("models[{name}].engine_tls"));
             }
             if was.prompt_files != served.prompt_files {

@@ -56,16 +56,16 @@ pub async fn dry_run(
 /// With a tenant, decisions for requests of other tenants are not shown.
 pub fn past(core: &Core, request_id: &str, tenant: Option<&Tenant>) -> Option<Value> {
     let filter = DecisionFilter { request_id: Some(request_id.to_owned()), ..Default::default() };
-    let mut decisions = core.decisions.find(&filter, usize::MAX);
+    let mut decisions = core.decisions.find(&filter);
     if let Some(tenant) = tenant {
-        decisions.retain(|decision| decision.tenant() == Some(&*tenant.name));
+        decisions.retain(|decision| decision.tenant.as_deref() == Some(&*tenant.name));
     }
-    decisions.sort_by_key(|decision| decision.prompt_index());
+    decisions.sort_by_key(|decision| decision.prompt_index);
     let serving = core.serving();
     let explained: Vec<Value> = decisions
         .iter()
         .map(|decision| {
-            let policy = serving.model(decision.model()).map(|served| &served.config.policy);
+            let policy = serving.model(&decision.model).map(|served| &served.config.policy);
             json!({
                 "decision": decision,
                 "choices": choices(decision),
@@ -88,7 +88,7 @@ pub fn not_kept(core: &Core, request_id: &str) -> String {
 
 /// The chosen worker of each leg, the second best, and the difference of their costs.
 fn choices(decision: &Decision) -> Vec<Value> {
-    let chosen = decision.candidates().iter().filter(|candidate| candidate.chosen);
+    let chosen = decision.candidates.iter().filter(|candidate| candidate.chosen);
     chosen
         .map(|chosen| {
             let next = decision.runner_up(chosen);

@@ -21,7 +21,6 @@ use splitrail_access::{Tenant, TenantPlaces};
 use splitrail_api::Endpoint;
 use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::memory_budget::{Charge, MemoryBudget};
-use splitrail_api::name::Name;
 use splitrail_api::request::Options;
 use splitrail_api::shares::ClientShare;
 use splitrail_fleet::ServedModel;
@@ -30,7 +29,7 @@ use splitrail_flow::context::Context;
 use splitrail_flow::prepare::Unit;
 use splitrail_flow::reply::keep_alive::KeepAlive;
 use splitrail_ledger::close::{UsedTokens, close};
-use splitrail_ledger::decisions::{Decision, DecisionHandle};
+use splitrail_ledger::decisions::DecisionHandle;
 use splitrail_ledger::record::{LabelledTenant, RequestFacts};
 use splitrail_ledger::recorder::Prompt;
 use splitrail_ledger::timeline::{RequestTimes, Timeline};
@@ -50,10 +49,12 @@ pub use log::log_failure;
 pub struct Scope {
     core: Arc<Core>,
     endpoint: &'static str,
-    identity: Identity,
+    /// The request as it arrived.
+    pub(super) identity: Identity,
     /// The ids that log lines about the request carry.
-    ids: RequestIds,
-    timeline: Arc<Timeline>,
+    pub ids: RequestIds,
+    /// The times of the request.
+    pub(super) timeline: Arc<Timeline>,
     /// How the client wants the request answered, once the body is read.
     options: Option<Options>,
     /// The places: one once the body is complete, and further ones once the number of units is
@@ -86,7 +87,6 @@ struct PlacedRequest {
     served: Arc<ServedModel>,
     flow: &'static str,
     number: u64,
-    request_id: Name,
     decisions: Vec<DecisionHandle>,
     /// What is needed to record the prompts, if the request is recorded.
     recorded: Option<Vec<Prompt>>,
@@ -110,7 +110,7 @@ impl PlacedRequest {
     fn compare_prediction(&self, metrics: &Metrics, timeline: &Timeline) {
         let [decision] = &self.decisions[..] else { return };
         let predicted_ms = decision.with(|decision| {
-            let one = decision.attempts() == 1;
+            let one = decision.attempts == 1;
             decision.predicted_ttft_ms().filter(|_| one)
         });
         let Some(predicted_ms) = predicted_ms else { return };
@@ -130,7 +130,7 @@ impl Scope {
         identity: Identity,
         sender: Sender,
     ) -> Box<Self> {
-        let trace = core.traces.begin(&identity.trace);
+        let trace = core.logs.traces.begin(&identity.trace);
         let ids = identity.log_ids(trace.as_ref());
         Box::new(Self {
             ids,
@@ -249,17 +249,17 @@ impl Scope {
         let mut followed = losses.record_arrival(units.iter().map(|unit| &unit.hashes[..]));
         followed.retain(|_| watched);
         // A request that generates nothing cannot be replayed.
-        let takes = context.endpoint.generates() && self.core.request_files.recorder.takes_one();
+        let takes = context.endpoint.generates() && self.core.logs.recorder.takes_one();
         let recorded = takes.then(|| {
             let block_size = context.served.pool.block_size();
             let prompt = |unit: &Unit| Prompt::new(&unit.hashes, block_size, unit.weight_tokens);
             units.iter().map(prompt).collect()
         });
-        let (model, request_id) = (context.served.name(), &context.request_id);
+        let model = context.served.name();
         context.served.series.in_flight(&self.core.metrics, model, 1);
         let number = NUMBERS.fetch_add(1, Relaxed);
         let live = LiveRequest {
-            request_id: request_id.clone(),
+            request_id: context.request_id.clone(),
             model: model.into(),
             endpoint: self.endpoint,
             arrived_unix_ms: now_unix_ms,
@@ -268,9 +268,8 @@ impl Scope {
         self.options = Some(context.options);
         self.placed = Some(PlacedRequest {
             served: Arc::clone(&context.served),
-            flow: context.flow_name(),
+            flow: context.flow.name(),
             number,
-            request_id: request_id.clone(),
             decisions,
             recorded,
             followed,
@@ -282,30 +281,15 @@ impl Scope {
 
     /// The trace that the request belongs to: its own, or that of its client.
     fn trace_id(&self) -> Option<TraceId> {
-        let own = self.timeline.trace().map(|trace| trace.context);
+        let own = self.timeline.trace.as_ref().map(|trace| trace.context);
         own.or_else(|| self.identity.trace.context()).map(TraceId::from)
-    }
-
-    /// The times of the request.
-    pub(super) fn timeline(&self) -> &Arc<Timeline> {
-        &self.timeline
-    }
-
-    /// The ids that log lines about the request carry.
-    pub fn ids(&self) -> &RequestIds {
-        &self.ids
-    }
-
-    /// The request as it arrived.
-    pub(super) fn identity(&self) -> &Identity {
-        &self.identity
     }
 
     /// The trace context for engines, as `traceparent` and `tracestate`: that of the request's span
     /// if the request is traced. Otherwise the client's `traceparent` is passed on alone.
     pub(super) fn trace_context(&self) -> ClientTrace {
         let ClientTrace { traceparent, tracestate } = &self.identity.trace;
-        match self.timeline.trace() {
+        match &self.timeline.trace {
             Some(trace) => {
                 let own = HeaderValue::try_from(trace.context.to_header()).ok();
                 let tracestate = tracestate.clone().filter(|_| trace.parent_id.is_some());
@@ -438,7 +422,7 @@ impl Scope {
         placed.served.series.ended(metrics, model, counted);
         let ended_unix_ms = unix_ms();
         let arrived_unix_ms = ended_unix_ms.saturating_sub((seconds * 1e3) as u64);
-        let request_id = &placed.request_id;
+        let request_id = &self.identity.request_id;
         let ended = RequestFacts {
             request_id,
             tenant,
@@ -450,7 +434,7 @@ impl Scope {
             arrived_unix_ms,
             ended_unix_ms,
         };
-        let (series, ledger) = (&placed.served.series, &self.core.request_files.ledger);
+        let (series, ledger) = (&placed.served.series, &self.core.logs.ledger);
         let used = close(metrics, series, ledger, &ended, &placed.decisions);
         if let Some(reservation) = self.reservation.take() {
             let reserved = reservation.tokens();
@@ -495,7 +479,7 @@ impl Scope {
             total_ms: seconds * 1e3,
             stages_ms: self.timeline.times(),
         };
-        let recorder = &self.core.request_files.recorder;
+        let recorder = &self.core.logs.recorder;
         for (prompt, decision) in placed.recorded.iter().flatten().zip(&placed.decisions) {
             decision.with(|decision| {
                 recorder.write(self.endpoint, arrived_unix_ms, times, prompt, decision);
@@ -511,7 +495,7 @@ impl Scope {
     /// Model and flow; the flow that was executed, if a decision has been made.
     fn labels(&self) -> (&str, &'static str) {
         let Some(placed) = &self.placed else { return ("none", "none") };
-        let executed = placed.decisions.first().map(|first| first.with(Decision::flow));
+        let executed = placed.decisions.first().map(|first| first.with(|decision| decision.flow));
         (placed.served.name(), executed.unwrap_or(placed.flow))
     }
 }

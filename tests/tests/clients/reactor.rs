@@ -34,7 +34,7 @@ async fn short_requests_are_answered_while_long_prompts_are_tokenised() {
     // Where long prompts are in work.
     let preparer = &cluster.running.core().preparer;
     let paths = [COMPLETIONS, CHAT, COMPLETIONS];
-    let places = preparer.free_long_permits();
+    let places = preparer.cores.free_long_permits();
     let left = places.saturating_sub(paths.len());
     let mut long = JoinSet::new();
     for (i, path) in paths.into_iter().enumerate() {
@@ -49,7 +49,8 @@ async fn short_requests_are_answered_while_long_prompts_are_tokenised() {
         let text = body.to_string();
         long.spawn(async move { http.post_with(path, &[], text).await });
     }
-    eventually("the long prompts are in work", async || preparer.free_long_permits() == left).await;
+    eventually("the long prompts are in work", async || preparer.cores.free_long_permits() == left)
+        .await;
     for _ in 0..50 {
         assert_eq!(cluster.http.get("/health").await.status, 200);
     }
@@ -60,7 +61,7 @@ async fn short_requests_are_answered_while_long_prompts_are_tokenised() {
     }
     let address = cluster.running.addresses().grpc.unwrap();
     assert!(generate(address, text_request("short", "")).await.is_ok());
-    assert_eq!(preparer.free_long_permits(), left, "still in work");
+    assert_eq!(preparer.cores.free_long_permits(), left, "still in work");
     assert!(long.try_join_next().is_none(), "no long request is answered yet");
     while let Some(reply) = long.join_next().await {
         let reply = reply.unwrap();
@@ -70,7 +71,7 @@ async fn short_requests_are_answered_while_long_prompts_are_tokenised() {
             "longer than the model takes"
         );
     }
-    assert_eq!(preparer.free_long_permits(), places);
+    assert_eq!(preparer.cores.free_long_permits(), places);
     cluster.quiet().await;
 }
 

@@ -113,7 +113,7 @@ async fn post(
     match tokio::time::timeout(served.config.canary.timeout, exchange).await {
         Ok(Ok(reply)) => Ok(serde_json::from_slice(&reply.body).ok()),
         Ok(Err(error)) => {
-            let path = shape.path();
+            let path = shape.path;
             tracing::debug!(worker = worker.id(), path, %error, "the engine did not serve the canary");
             match error.kind() {
                 ErrorKind::EngineRejected(400 | 422)

@@ -25,8 +25,8 @@ pub(crate) fn preemption_guard(prompt: PromptContext<'_>) -> f64 {
     let PromptContext { context, unit, decision, .. } = prompt;
     let ServedModel { config, pool, .. } = context.served.as_ref();
     let (guard, block_size) = (config.gate.preemption_guard, pool.block_size());
-    let reported =
-        decision.with(|decision| decision.ledger().prefill().and_then(|leg| leg.prompt_tokens));
+    let reported = decision
+        .with(|decision| decision.ledger.prefill.as_ref().and_then(|leg| leg.prompt_tokens));
     let tokens = unit.prompt_tokens.or(reported);
     let one_more = tokens.is_some_and(|tokens| block_size > 0 && tokens % block_size == 1);
     let is_found = config.connector.kv_path() != KvPath::Stored || !one_more;

@@ -54,8 +54,8 @@ impl PrefillComparison {
     /// arrived.
     pub fn begun(&self, served: &ServedModel, decision: &DecisionHandle) {
         let (alone, was_rejected, attempts) = decision.with(|decision| {
-            let was_rejected = decision.decode_try() == Some("rejected");
-            (decision.prefill_worker().is_none(), was_rejected, decision.attempts())
+            let was_rejected = decision.decode_try == Some("rejected");
+            (decision.prefill_worker.is_none(), was_rejected, decision.attempts)
         });
         // The time of a request with retries says nothing about either way. A decode worker that has
         // rejected the prompt was the first attempt of the remote way.

@@ -10,7 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 pub(super) const LONG_BYTES: usize = 256 << 10;
 
 /// The permits for work off the reactor.
-pub(super) struct Cores {
+pub struct Cores {
     /// The number of cores.
     count: usize,
     /// One permit per core for parsing and tokenising off the reactor.
@@ -36,18 +36,21 @@ impl Cores {
     }
 
     /// The number of permits that are free for long bodies.
-    pub(super) fn free_long_permits(&self) -> usize {
+    pub fn free_long_permits(&self) -> usize {
         self.long_permits.available_permits()
     }
 
-    /// Whether more than half of the cores are free.
-    pub(super) fn has_spare(&self) -> bool {
+    /// Whether more than half of the cores are free: work that can wait does not make requests wait.
+    pub(crate) fn has_spare(&self) -> bool {
         self.permits.available_permits() > self.count / 2
     }
 
     /// Runs work whose time grows with `bytes` of a reply: at once if they are few, and otherwise off
     /// the reactor.
-    pub(super) async fn run_sized<T: Send + 'static>(
+    ///
+    /// # Errors
+    /// If the router is stopping or the work panics.
+    pub async fn run_sized<T: Send + 'static>(
         &self,
         bytes: usize,
         work: impl FnOnce() -> T + Send + 'static,
@@ -74,7 +77,10 @@ impl Cores {
 
     /// Runs work whose time grows with `bytes` of a request on the blocking pool, once a permit for
     /// such work is free.
-    pub(super) async fn run_off_reactor<T: Send + 'static>(
+    ///
+    /// # Errors
+    /// If the router is stopping or the work panics.
+    pub async fn run_off_reactor<T: Send + 'static>(
         &self,
         bytes: usize,
         work: impl FnOnce() -> T + Send + 'static,

@@ -211,7 +211,7 @@ async fn send(
     let late =
         |TimeoutError| Err(Error::new(ErrorKind::EngineTimeout, "tokenizer.timeout has passed"));
     let deadline = tokio::time::Instant::now() + timeout;
-    let reply = client.timers().bound(timeout, request.whole(body)).await.unwrap_or_else(late);
+    let reply = client.timers.bound(timeout, request.whole(body)).await.unwrap_or_else(late);
     let reply = reply.map(|reply| reply.body);
     end(worker, leg, ENDPOINT, reply.as_ref().err());
     let reply = reply.map_err(|error| reason(worker, &error))?;
@@ -223,7 +223,7 @@ async fn send(
     };
     let known = match bytes > INLINE_MAX_BYTES {
         true => {
-            let read = timeout_at(deadline, preparer.run_off_reactor(bytes, read));
+            let read = timeout_at(deadline, preparer.cores.run_off_reactor(bytes, read));
             read.await.map_err(|_| LATE)?.unwrap_or_default()
         }
         false => read(),

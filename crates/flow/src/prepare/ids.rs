@@ -37,7 +37,7 @@ impl Preparer {
             let watch = Watch { abandoned: None, template_max };
             watch::with(watch, || compute(&preparer, &served, endpoint, &unit).ok().flatten())
         };
-        self.run_off_reactor(bytes, work).await.ok()?
+        self.cores.run_off_reactor(bytes, work).await.ok()?
     }
 }
 

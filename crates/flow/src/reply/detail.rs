@@ -30,7 +30,7 @@ impl Detail {
         let usage = reply.raw("usage").filter(|raw| *raw != "null").map(JsonObject::parse_str);
         let Some(Ok(mut usage)) = usage else { return };
         let record = |decision: &DecisionHandle| {
-            decision.with(|decision| PromptRecord::for_client(decision.ledger(), self.fallback))
+            decision.with(|decision| PromptRecord::for_client(&decision.ledger, self.fallback))
         };
         let prompts: Vec<_> = self.decisions.iter().map(record).collect();
         usage.set("splitrail", json!({ "prompts": prompts }).to_string());

@@ -88,14 +88,14 @@ impl EventReader {
         idle: Duration,
         budget: &Arc<MemoryBudget>,
     ) -> Self {
-        let splitter = Splitter::new(client.reply_max_bytes());
+        let splitter = Splitter::new(client.reply_max_bytes);
         let departures = worker.health.lifecycle.departures();
         let gone = *departures.borrow();
-        let patience = client.timers().of(idle);
+        let patience = client.timers.of(idle);
         let dialect = Dialect::Chunks;
         let Response { body, proof, .. } = response;
         let (body, proof) = (Some(body), Some(proof));
-        let memory = client.memory();
+        let memory = &client.memory;
         let (charge, memory_max_bytes) = (budget.charge(), memory.max_bytes);
         Self {
             body,
@@ -283,7 +283,7 @@ impl EventReader {
     /// Checks with the first event that the reply belongs to the request.
     fn prove(&mut self, event: &Bytes) -> Result<(), Error> {
         if let Some(proof) = self.proof.take() {
-            proof.check(&self.worker, &data_of(self.dialect, event))?;
+            proof.check(&*self.worker, &data_of(self.dialect, event))?;
             if let Some(body) = &mut self.body {
                 body.prove();
             }

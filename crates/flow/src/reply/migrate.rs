@@ -265,7 +265,7 @@ impl Migration {
         }
         let unit = self.unit()?;
         self.resumed_tokens = self.delivered.len() as u64;
-        self.decision.tokens_kept(self.delivered.len() as u32);
+        self.decision.enter(|entry| entry.tokens_kept(self.delivered.len() as u32));
         let resumed = self.resume_on_another(&unit, lost, worker).await;
         count(&self.context, if resumed.is_some() { "resumed" } else { "lost" });
         resumed
@@ -304,7 +304,7 @@ impl Migration {
                 }
                 Err(again) => {
                     placed.worker.record(Leg::Decode, Some(&again));
-                    self.decision.resume_failed(again.outcome());
+                    self.decision.enter(|entry| entry.discard_decode(again.outcome()));
                     (error, failed) = (again, placed.worker);
                 }
             }
@@ -395,10 +395,10 @@ async fn ask(prompt: PromptContext<'_>, placed: &PlacedLeg) -> Result<Successor,
     let sending = ReplyLeg { prompt, leg_headers: &leg_headers, placed, threshold };
     let expected = placed.expectation(context, unit);
     let facts = LegFacts::new(LegKind::Decode, placed.worker.id(), expected);
-    decision.resume_sent(facts);
+    decision.enter(|entry| entry.decode_resumed(facts));
     let error = match first_events(&sending, Endpoint::Completions, body).await {
         Ok(First::Events(reader, held)) => {
-            decision.decode_worked();
+            decision.enter(|entry| entry.worked(LegKind::Decode));
             let worker = Arc::clone(&placed.worker);
             return Ok(Successor { worker, booking, leg, reader: *reader, held });
         }

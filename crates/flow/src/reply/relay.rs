@@ -22,6 +22,7 @@ use crate::run::reply_leg::ReplyLeg;
 use splitrail_api::JsonObject;
 use splitrail_api::error::{Error, ErrorKind, Fault};
 use splitrail_api::usage::rewrite;
+use splitrail_ledger::leg::LegKind;
 use splitrail_policy::Leg;
 use splitrail_reply::choices::{Failure, is_below_threshold};
 use splitrail_reply::dialect::{self, Chunk, data_of};
@@ -39,7 +40,7 @@ pub(crate) fn whole(
     mut reply: JsonObject,
     begun: Instant,
 ) -> JsonObject {
-    account.decision.decode_worked();
+    account.decision.enter(|entry| entry.worked(LegKind::Decode));
     let usage = reply.raw("usage").filter(|raw| *raw != "null");
     if let Some(usage) = usage.and_then(|raw| EngineUsage::parse(account.dialect, raw).ok()) {
         account.learn_whole(begun, sending.prompt.context.options.samples, usage);
@@ -61,7 +62,7 @@ pub fn detailed(events: Events, detail: Detail, preparer: &Arc<Preparer>) -> Eve
         let (detail, preparer) = (Arc::clone(&detail), Arc::clone(&preparer));
         async move {
             let event = event?;
-            preparer.run_sized(event.len(), move || detail.with(event)).await
+            preparer.cores.run_sized(event.len(), move || detail.with(event)).await
         }
     }))
 }
@@ -256,7 +257,7 @@ impl UnitStream {
     /// moves there and back.
     async fn relay_sized(mut self: Box<Self>, event: Bytes) -> Result<(Relayed, Box<Self>), Error> {
         let (preparer, bytes) = (Arc::clone(&self.preparer), event.len());
-        preparer.run_sized(bytes, move || (self.relay_in_place(event), self)).await
+        preparer.cores.run_sized(bytes, move || (self.relay_in_place(event), self)).await
     }
 
     async fn next_of_engine(&mut self) -> Result<Option<NextRead>, Error> {

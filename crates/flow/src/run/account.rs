@@ -14,7 +14,7 @@ use splitrail_api::usage::{MessageStart, lacks_cached_tokens, rewrite};
 use splitrail_fleet::ServedModel;
 use splitrail_fleet::Worker;
 use splitrail_fleet::reply_check::check_reply;
-use splitrail_ledger::decisions::{Decision, DecisionHandle, UsageReport};
+use splitrail_ledger::decisions::{DecisionHandle, UsageReport};
 use splitrail_ledger::leg::{LegFacts, LegKind};
 use splitrail_ledger::timeline::LegSpan;
 use splitrail_policy::{Distance, Leg};
@@ -70,7 +70,7 @@ impl Account {
             false => placed.book(context, unit, now, context.options.stream),
         };
         let facts = LegFacts::new(LegKind::Decode, worker.id(), placed.expectation(context, unit));
-        decision.decode_sent(facts);
+        decision.enter(|entry| entry.decode_sent(facts));
         Self {
             metrics: Arc::clone(&context.metrics),
             served: Arc::clone(&context.served),
@@ -126,7 +126,7 @@ impl Account {
     pub(crate) fn foretold(&mut self, raw: &str) -> Option<String> {
         self.message_start = MessageStart::read(raw);
         self.decision.received(0, EngineUsage::parse(self.dialect, raw).ok());
-        let told = self.decision.with(Decision::client_cached_tokens);
+        let told = self.decision.with(|decision| decision.told_cached_tokens);
         if told.is_none() && lacks_cached_tokens(raw) {
             return None;
         }

@@ -130,7 +130,7 @@ async fn ask(
     let mut booked = None;
     if endpoint.computes() {
         let leg = LegFacts::new(LegKind::Decode, worker.id(), placed.expectation(context, unit));
-        decision.decode_sent(leg);
+        decision.enter(|entry| entry.decode_sent(leg));
         let booking = booked.insert(placed.book(context, unit, started, false));
         booking.set_awaited(Awaited::WholeReply);
         leg_headers = LegHeaders { prefill_tokens: Some(unit.weight_tokens), ..leg_headers };
@@ -139,7 +139,7 @@ async fn ask(
         let body = unit.parts(&unit.body);
         let shape = Shape::whole(endpoint);
         let leg = LegRequest { client, worker, shape, headers: &leg_headers };
-        client.whole_for_client(worker, leg.begin(body).await?, &context.unread).await
+        client.whole(&**worker, leg.begin(body).await?, Some(&context.unread)).await
     };
     let limit = context.reply_limit();
     let wait = LegWait { served: &context.served, worker, leg: role, limit };
@@ -231,7 +231,7 @@ async fn read(
         let usage = usage.map(|usage| EngineUsage { cached_tokens: Some(0), ..usage });
         Ok((StartedReply::Verbatim(bytes), usage))
     };
-    context.preparer.run_sized(reply.len(), move || work(reply)).await?
+    context.preparer.cores.run_sized(reply.len(), move || work(reply)).await?
 }
 
 #[cfg(test)]

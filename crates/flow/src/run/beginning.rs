@@ -35,10 +35,7 @@ impl Drop for SentLeg<'_> {
         let before = self.placed.overlap_blocks.max(self.placed.speculative_blocks);
         let now = context.served.pool.overlap_blocks_of(&self.placed.worker, &unit.hashes);
         if now > before {
-            match self.kind {
-                LegKind::Prefill => decision.prefill_begun(),
-                LegKind::Decode => decision.decode_begun(),
-            }
+            decision.enter(|entry| entry.begun(self.kind));
         }
     }
 }

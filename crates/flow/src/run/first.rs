@@ -18,6 +18,7 @@ use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::{Endpoint, JsonObject};
 use splitrail_engine_client::{RevocableBody, Shape, refusal_event};
 use splitrail_fleet::{LegRequest, ServedModel, Worker};
+use splitrail_ledger::leg::LegKind;
 use splitrail_reply::choices::{Failure, begun, is_below_threshold};
 use splitrail_reply::dialect::{Chunk, data_of, failure_of, usage_of};
 use splitrail_reply::merge;
@@ -107,9 +108,9 @@ async fn whole_reply(
         // Engines send the status of a whole reply when the reply is complete. If the leg may be
         // rejected, only the body shows whether it is a reply.
         if !sending.is_gated() {
-            account.decision.decode_worked();
+            account.decision.enter(|entry| entry.worked(LegKind::Decode));
         }
-        Ok((client.whole_for_client(worker, response, &context.unread).await?, begun))
+        Ok((client.whole(&**worker, response, Some(&context.unread)).await?, begun))
     });
     let queued = async {
         match lease {
@@ -139,7 +140,7 @@ async fn whole_reply(
         of_batch.map_or(Ok(()), |n| merge::check(&object, n)).map_err(failed)?;
         Ok(First::Whole(object, begun))
     };
-    context.preparer.run_sized(bytes, read).await?
+    context.preparer.cores.run_sized(bytes, read).await?
 }
 
 /// The error for a leg that its engine has aborted: it was paused or put to sleep.
@@ -164,13 +165,13 @@ pub(crate) async fn first_events(
         let leg = LegRequest { client, worker, shape, headers: leg_headers };
         let response = leg.begin(body).await?;
         if !sending.is_gated() {
-            prompt.decision.decode_begun();
+            prompt.decision.enter(|entry| entry.begun(LegKind::Decode));
         }
         // Until the first event, the timeout of the leg applies instead of the idle timeout.
         let patience = limit.duration.saturating_mul(PATIENCE).max(idle);
         let (dialect, memory) = (endpoint.dialect(), &context.unread.memory);
         let reader = EventReader::new(client, response, Arc::clone(worker), patience, memory)
-            .of_dialect(dialect, client.reply_max_bytes());
+            .of_dialect(dialect, client.reply_max_bytes);
         let samples = if sending.is_gated() { context.options.samples } else { 0 };
         match hold(reader, context, dialect, samples as usize).await? {
             FirstEvents::Events(reader, events) => {
@@ -271,7 +272,7 @@ async fn hold(
         };
         let (bytes, read) = (event.len(), event.clone());
         let show = move || EventMeaning::by(&read, dialect, samples);
-        let only_opens = match context.preparer.run_sized(bytes, show).await? {
+        let only_opens = match context.preparer.cores.run_sized(bytes, show).await? {
             EventMeaning::NoChunk => {
                 return Err(Error::engine(reader.worker().id(), "answered with no chunk"));
             }
@@ -328,5 +329,5 @@ async fn below(
         }
     }
     let (bytes, read) = (last.len(), move || usage_of(dialect, &last));
-    Ok(First::BelowThreshold(context.preparer.run_sized(bytes, read).await?))
+    Ok(First::BelowThreshold(context.preparer.cores.run_sized(bytes, read).await?))
 }

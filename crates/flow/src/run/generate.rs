@@ -113,7 +113,7 @@ pub(crate) async fn generate(
     *staged = under_way.take_back().filter(good);
     if staged.is_none() {
         // The prefill leg cannot serve another attempt either, so it is discarded as well.
-        decision.attempt_discarded(error.outcome());
+        decision.enter(|entry| entry.discard(error.outcome()));
     }
     Err(error)
 }
@@ -164,7 +164,7 @@ pub(crate) fn conclude(
             return Ok(Generation::Started(StartedReply::Whole(reply)));
         }
         Ok(First::Events(reader, held)) => {
-            account.decision.decode_worked();
+            account.decision.enter(|entry| entry.worked(LegKind::Decode));
             // The events are read when all prompts of a batch have begun, which may be much later, or
             // never if one of them waits for this prompt.
             account.booking.prefill_done(None);

@@ -92,7 +92,7 @@ pub(crate) fn record_leg(
         }
         None => {}
     }
-    decision.prefill_sent(leg);
+    decision.enter(|entry| entry.prefill_sent(leg));
 }
 
 /// Makes the body of a leg that reads the KV of these parameters.

@@ -20,7 +20,7 @@ use crate::run::account::Account;
 use crate::run::first::{First, ask, take_hand_off};
 use crate::run::generate::{Generation, conclude, mark};
 use crate::run::leg_headers::{begin_attempt, traced_headers};
-use crate::run::local_prefill::record_nothing_handed_over;
+use crate::run::local_prefill::record_local_prefill;
 use crate::run::prefill::{self, PrefillAttempts, PrefillReply, without_prefill};
 use crate::run::reply_leg::ReplyLeg;
 use splitrail_api::Parts;
@@ -98,7 +98,9 @@ pub(crate) async fn pair_or_local(
                 return Ok(PairResult::Again);
             }
             Err(PairFailure::PrefillEnded) => {
-                record_nothing_handed_over(prompt, LocalReason::PrefillEnded);
+                let reason = LocalReason::PrefillEnded;
+                record_local_prefill(prompt, reason);
+                prompt.decision.enter(|entry| entry.discard(reason.name()));
                 return Ok(PairResult::Local);
             }
             Err(PairFailure::Prefill(error)) => error,
@@ -129,7 +131,7 @@ async fn run_pair(sending: &ReplyLeg<'_>, prefill: &PlacedLeg) -> Result<Generat
     }
     let expected = prefill.expectation(context, unit);
     let facts = LegFacts::new(LegKind::Prefill, prefill.worker.id(), expected);
-    decision.prefill_sent(facts);
+    decision.enter(|entry| entry.prefill_sent(facts));
     let leg = sending.prompt.leg(LegKind::Decode, &sending.placed.worker);
     let sending =
         &ReplyLeg { leg_headers: &traced_headers(sending.leg_headers.clone(), &leg), ..*sending };
@@ -143,7 +145,7 @@ async fn run_pair(sending: &ReplyLeg<'_>, prefill: &PlacedLeg) -> Result<Generat
         Ok(begun) => match conclude(sending, account, Ok(begun)) {
             Ok(generated) => return Ok(generated),
             Err(error) => {
-                decision.attempt_discarded(error.outcome());
+                decision.enter(|entry| entry.discard(error.outcome()));
                 return Err(PairFailure::Decode(error));
             }
         },

@@ -24,7 +24,7 @@ use crate::run::account::read_usage;
 use crate::run::beginning::SentLeg;
 use crate::run::kv_read::{KvRead, record_leg};
 use crate::run::leg_headers::{begin_attempt, traced_headers};
-use crate::run::local_prefill::{record_local_prefill, record_nothing_handed_over};
+use crate::run::local_prefill::record_local_prefill;
 use crate::run::peer_fetch::fetch_planned;
 use crate::run::recent_prefixes::remember_prefix;
 use splitrail_api::error::{Error, ErrorKind, Fault};
@@ -195,12 +195,13 @@ pub(crate) async fn prefill_or_local(
                 return Ok(Some(prefilled));
             }
             Ok(PrefillOutcome::NothingHandedOver(reason)) => {
-                record_nothing_handed_over(prompt, reason);
+                record_local_prefill(prompt, reason);
+                decision.enter(|entry| entry.discard(reason.name()));
                 return Ok(None);
             }
             Err(error) => error,
         };
-        decision.attempt_discarded(error.outcome());
+        decision.enter(|entry| entry.discard(error.outcome()));
         if reads {
             tries.rules.readable_blocks = 0;
         }
@@ -420,7 +421,7 @@ async fn parsed(
     let bytes = body.len();
     let read = body.clone();
     let parse = move || JsonObject::parse(read);
-    let reply = context.preparer.run_sized(bytes, parse).await?;
+    let reply = context.preparer.cores.run_sized(bytes, parse).await?;
     let nonsense = |_| Error::engine(worker.id(), "sent a prefill reply that cannot be understood");
     let reply = reply.map_err(nonsense)?;
     match dialect::failure_of(context.endpoint.dialect(), &reply) {
@@ -444,7 +445,7 @@ fn post(
             LegRequest { client: &served.client, worker: &worker, shape, headers: &leg_headers };
         let response = leg.begin(body).await?;
         // The engine has computed the prompt and staged its blocks by now.
-        decision.prefill_worked();
+        decision.enter(|entry| entry.worked(LegKind::Prefill));
         leg.rest(response).await
     }
 }

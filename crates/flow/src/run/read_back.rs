@@ -56,7 +56,8 @@ pub(crate) fn keep(sending: &ReplyLeg<'_>, reply: &mut JsonObject, since: Instan
     if !may_pin(&served.config) {
         return;
     }
-    let received = |decision: &Decision| decision.ledger().decode().is_some_and(|leg| leg.receives);
+    let received =
+        |decision: &Decision| decision.ledger.decode.as_ref().is_some_and(|leg| leg.receives);
     // With several samples, another leg has fetched the hand-off.
     if context.options.samples != 1 || !decision.with(received) {
         return;
@@ -301,7 +302,7 @@ pub(crate) fn read(
     let PromptContext { context, decision, .. } = prompt;
     worker.transfer.read_back.ended(true, Instant::now());
     let Some(cached_tokens) = cached_tokens else { return "unknown" };
-    let leg = decision.with(|decision| decision.ledger().prefill().cloned());
+    let leg = decision.with(|decision| decision.ledger.prefill.clone());
     let tokens = leg.map_or(0, |leg| leg.read_back_tokens(cached_tokens));
     if tokens == 0 {
         return "not_needed";

@@ -41,7 +41,7 @@ pub(crate) fn remember_prefix(prompt: PromptContext<'_>) {
         let LearningMark(served, _) = &learning;
         let _turn = served.pool.hot.turn().lock().await;
         let mut waits = 0;
-        while !preparer.has_spare_core() && waits < WAITS_MAX {
+        while !preparer.cores.has_spare() && waits < WAITS_MAX {
             tokio::time::sleep(LEARN_PAUSE).await;
             waits += 1;
         }

@@ -14,7 +14,6 @@ use splitrail_api::error::Error;
 use splitrail_api::text::random_id;
 use splitrail_api::usage::usage_of_prompt;
 use splitrail_api::{Endpoint, JsonObject};
-use splitrail_ledger::decisions::Decision;
 use splitrail_ledger::leg::{Expectation, LegFacts, LegKind};
 use splitrail_telemetry::clock::unix_ms;
 
@@ -73,7 +72,7 @@ fn settle(
     shows_usage: bool,
 ) -> Option<Value> {
     let PromptContext { context, unit, decision, .. } = prompt;
-    let blocks = decision.with(Decision::overlap_blocks);
+    let blocks = decision.with(|decision| decision.overlap_blocks);
     let roster = context.served.pool.roster();
     let expected = Expectation {
         prompt_tokens: unit.prompt_tokens,

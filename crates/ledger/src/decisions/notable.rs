@@ -125,12 +125,12 @@ impl Sample {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use super::super::record::DecisionStart;
+    use super::super::record::Decision;
     use super::*;
     use crate::timeline::RequestTimes;
 
     fn ended(id: &str, ms: f64, outcome: &'static str) -> DecisionHandle {
-        let start = DecisionStart { request_id: id.into(), ..DecisionStart::default() };
+        let start = Decision { request_id: id.into(), ..Decision::default() };
         let handle = DecisionHandle::new(start);
         let times = RequestTimes { ttft_ms: Some(ms), total_ms: ms, stages_ms: Default::default() };
         handle.request_took(times);
@@ -142,7 +142,7 @@ mod tests {
         let mut ids: Vec<String> = notable
             .all()
             .iter()
-            .map(|handle| handle.with(|decision| decision.request_id().to_owned()))
+            .map(|handle| handle.with(|decision| decision.request_id.to_string()))
             .collect();
         ids.sort();
         ids.dedup();
@@ -184,7 +184,7 @@ mod tests {
             let handles: Vec<_> = (0..8).map(|id| ended(&id.to_string(), 1.0, "ok")).collect();
             handles.iter().for_each(|handle| sample.offer(handle));
             for kept in &sample.kept {
-                let id: usize = kept.with(|decision| decision.request_id().parse().unwrap());
+                let id: usize = kept.with(|decision| decision.request_id.parse().unwrap());
                 counts[id] += 1;
             }
         }

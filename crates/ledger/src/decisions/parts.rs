@@ -5,7 +5,7 @@ use splitrail_kv::Tier;
 
 use crate::veto::VetoReason;
 use splitrail_api::name::Name;
-use splitrail_policy::{Candidate, CostTerms};
+use splitrail_policy::CostTerms;
 
 /// One candidate of a decision.
 #[derive(Clone, Debug, Serialize)]
@@ -96,57 +96,6 @@ pub struct FetchRecord {
     pub outcome: &'static str,
     /// How long the fetch took, in milliseconds; with `one_shot`, up to the end of the prefill leg.
     pub took_ms: f64,
-}
-
-impl CandidateRecord {
-    /// A candidate as the policy saw it.
-    pub fn new(
-        leg: &'static str,
-        worker: &str,
-        seen: &Candidate,
-        figures: CandidateFigures,
-        chosen: bool,
-    ) -> Self {
-        let CandidateFigures { cost, terms, fetch, veto, index_age_ms } = figures;
-        let reads = terms.is_some_and(|terms| terms.read_ms > 0.0);
-        Self {
-            leg,
-            worker: worker.into(),
-            rank: seen.rank,
-            up: seen.up,
-            overlap_blocks: seen.overlap_blocks,
-            spine_blocks: Some(seen.spine_blocks).filter(|spine| *spine > seen.overlap_blocks),
-            overlap_by_tier: seen.overlap_by_tier,
-            overlap_discount: seen.overlap_discount,
-            speculative_blocks: seen.speculative_blocks,
-            underway_blocks: seen.underway_blocks,
-            requests: seen.requests,
-            prefill_tokens: seen.prefill_tokens,
-            active_tokens: seen.active_tokens,
-            cost,
-            terms,
-            veto,
-            index_age_ms,
-            fetch,
-            read_back_blocks: if reads { seen.readable_blocks } else { 0 },
-            chosen,
-        }
-    }
-}
-
-/// The figures of one candidate that come from the choice and from the fleet.
-#[derive(Clone, Debug)]
-pub struct CandidateFigures {
-    /// The candidate's cost under the policy.
-    pub cost: f64,
-    /// The terms of the cost in milliseconds.
-    pub terms: Option<CostTerms>,
-    /// The prefix that the candidate would fetch.
-    pub fetch: Option<FetchChoice>,
-    /// Why the candidate could not be chosen; `None` if it could be.
-    pub veto: Option<VetoReason>,
-    /// Milliseconds since its last KV event or index synchronisation.
-    pub index_age_ms: Option<u64>,
 }
 
 /// A worker that has the role for a leg and was no candidate for it.

@@ -4,7 +4,7 @@ use splitrail_engine::usage::EngineUsage;
 
 use super::handle::DecisionHandle;
 use super::record::Decision;
-use crate::entry::{CachedTokens, Entry, ReportedUsage};
+use crate::entry::CachedTokens;
 use crate::leg::{LegFacts, Origin};
 use crate::record::client_cached_tokens;
 use crate::timeline::RequestTimes;
@@ -47,7 +47,7 @@ impl DecisionHandle {
         known: LegFacts,
         fallback: CachedTokensFallback,
         is_shown: bool,
-    ) -> Option<ReportedUsage> {
+    ) -> Option<EngineUsage> {
         let mut decision = self.lock();
         decision.outcome = Some("ok");
         decision.ledger.answer_below_threshold(known);
@@ -55,9 +55,9 @@ impl DecisionHandle {
         let cached = decision.ledger.cached()?;
         let cached_tokens = client_cached_tokens(cached, fallback);
         decision.set_cached(cached, cached_tokens);
-        let usage = ReportedUsage { prompt_tokens, completion_tokens: Some(0), cached_tokens };
+        let usage = EngineUsage { prompt_tokens, completion_tokens: Some(0), cached_tokens };
         if is_shown {
-            decision.ledger.record_client_usage(usage);
+            decision.ledger.client_usage = Some(usage);
         }
         Some(usage)
     }
@@ -66,7 +66,7 @@ impl DecisionHandle {
     /// the reply's own usage: they go out with the headers of a stream.
     pub fn announce_cached_tokens(&self) {
         let mut decision = self.lock();
-        let reported = decision.ledger.prefill().and_then(LegFacts::reported_cached_tokens);
+        let reported = decision.ledger.prefill.as_ref().and_then(LegFacts::reported_cached_tokens);
         if let Some(tokens) = reported {
             let tokens = tokens.min(decision.prompt_tokens.unwrap_or(u32::MAX));
             decision
@@ -82,12 +82,6 @@ impl DecisionHandle {
         }
     }
 
-    /// Sets how many of the tokens that have arrived are part of the reply. The others are generated
-    /// again.
-    pub fn tokens_kept(&self, tokens: u32) {
-        self.lock().ledger.tokens_kept(tokens);
-    }
-
     /// The answering engine has reported its usage. Returns the cached tokens for the client's
     /// usage; `None` if the usage gets none.
     pub fn usage_reported(&self, report: UsageReport) -> Option<u32> {
@@ -97,12 +91,7 @@ impl DecisionHandle {
         let cached = decision.ledger.cached()?;
         let cached_tokens = client_cached_tokens(cached, report.fallback);
         if report.is_shown {
-            let EngineUsage { prompt_tokens, completion_tokens, .. } = report.whole;
-            decision.ledger.record_client_usage(ReportedUsage {
-                prompt_tokens,
-                completion_tokens,
-                cached_tokens,
-            });
+            decision.ledger.client_usage = Some(EngineUsage { cached_tokens, ..report.whole });
         }
         decision.transferred_tokens = decision.ledger.transferred_tokens();
         decision.set_cached(cached, cached_tokens);
@@ -113,7 +102,7 @@ impl DecisionHandle {
     pub fn reply_completed(&self) -> Option<LegFacts> {
         let mut decision = self.lock();
         decision.outcome = Some("ok");
-        decision.ledger.decode().cloned()
+        decision.ledger.decode.clone()
     }
 
     /// The reply of an auxiliary endpoint has arrived, with the usage that the engine reports for
@@ -123,13 +112,7 @@ impl DecisionHandle {
         decision.outcome = Some("ok");
         if let Some(usage) = usage {
             decision.ledger.decode_reported(usage);
-            let EngineUsage { prompt_tokens, completion_tokens, .. } = usage;
-            let cached_tokens = None;
-            decision.ledger.record_client_usage(ReportedUsage {
-                prompt_tokens,
-                completion_tokens,
-                cached_tokens,
-            });
+            decision.ledger.client_usage = Some(EngineUsage { cached_tokens: None, ..usage });
         }
     }
 
@@ -152,17 +135,7 @@ impl DecisionHandle {
     pub fn reply_cut(&self, outcome: &'static str) {
         let mut decision = self.lock();
         decision.outcome = Some(outcome);
-        decision.ledger.cut();
-    }
-
-    /// Whether the reply was cut off.
-    pub(crate) fn is_cut(&self) -> bool {
-        self.lock().ledger.is_cut()
-    }
-
-    /// The reply to another prompt of the request was cut off, and this one with it.
-    pub(crate) fn cut(&self) {
-        self.lock().ledger.cut();
+        decision.ledger.is_cut = true;
     }
 
     /// The request has ended. If the prompt has an outcome already, the outcome stays.
@@ -173,17 +146,6 @@ impl DecisionHandle {
     /// The request has ended after these times, which are those of all its prompts together.
     pub fn request_took(&self, times: RequestTimes) {
         self.lock().times = Some(times);
-    }
-
-    /// Closes the prompt's entry in the ledger, and reads it.
-    pub(crate) fn close_entry<T>(
-        &self,
-        outcome: &'static str,
-        read: impl FnOnce(&Entry) -> T,
-    ) -> T {
-        let mut decision = self.lock();
-        decision.ledger.close(outcome);
-        read(&decision.ledger)
     }
 }
 

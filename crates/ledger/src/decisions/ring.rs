@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
+use serde::Deserialize;
 
 use super::handle::DecisionHandle;
 use super::notable::NotableDecisions;
-use super::record::{Decision, DecisionStart};
+use super::record::Decision;
 use splitrail_api::name::Name;
 
 /// The decision records that are kept: a bounded ring of the most recent ones, and a bounded number of
@@ -21,7 +22,8 @@ pub struct Decisions {
 }
 
 /// The records that are looked for. Members that are not set exclude nothing.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct DecisionFilter {
     /// The id of the request.
     pub request_id: Option<String>,
@@ -35,6 +37,8 @@ pub struct DecisionFilter {
     pub failed: bool,
     /// The slowest requests first, not the newest.
     pub slowest: bool,
+    /// Maximum number of records.
+    pub limit: Option<usize>,
 }
 
 impl DecisionFilter {
@@ -120,7 +124,7 @@ impl Decisions {
     }
 
     /// Starts a record; the oldest makes room.
-    pub fn start(&self, start: DecisionStart) -> DecisionHandle {
+    pub fn start(&self, start: Decision) -> DecisionHandle {
         let handle = DecisionHandle::new(start);
         self.ring.load().put(handle.clone());
         handle
@@ -132,8 +136,8 @@ impl Decisions {
         self.notable.offer(handle, ended_unix_ms);
     }
 
-    /// At most `limit` of the records that are looked for, the newest or the slowest first.
-    pub fn find(&self, filter: &DecisionFilter, limit: usize) -> Vec<Decision> {
+    /// The records that are looked for, the newest or the slowest first.
+    pub fn find(&self, filter: &DecisionFilter) -> Vec<Decision> {
         let mut all = self.ring.load().newest();
         all.extend(self.notable.all());
         all.retain(|handle| handle.with(|decision| filter.admits(decision)));
@@ -147,7 +151,7 @@ impl Decisions {
         if filter.slowest {
             all.sort_by(|one, other| read(other).1.total_cmp(&read(one).1));
         }
-        all.truncate(limit);
+        all.truncate(filter.limit.unwrap_or(usize::MAX));
         all.iter().map(|handle| handle.with(Decision::clone)).collect()
     }
 
@@ -163,7 +167,7 @@ mod tests {
     use crate::timeline::RequestTimes;
 
     fn start(decisions: &Decisions, id: &str) -> DecisionHandle {
-        decisions.start(DecisionStart { request_id: id.into(), ..DecisionStart::default() })
+        decisions.start(Decision { request_id: id.into(), ..Decision::default() })
     }
 
     fn start_all(decisions: &Decisions, ids: &[&str]) {
@@ -173,8 +177,8 @@ mod tests {
     }
 
     fn found(decisions: &Decisions, filter: &DecisionFilter) -> Vec<String> {
-        let found = decisions.find(filter, 9);
-        found.iter().map(|decision| decision.request_id().to_owned()).collect()
+        let found = decisions.find(filter);
+        found.iter().map(|decision| decision.request_id.to_string()).collect()
     }
 
     #[test]
@@ -224,7 +228,7 @@ mod tests {
         let decisions = Decisions::new(3);
         let ids = |limit| {
             let mut ids = Vec::new();
-            decisions.read_recent(limit, |decision| ids.push(decision.request_id().to_owned()));
+            decisions.read_recent(limit, |decision| ids.push(decision.request_id.to_string()));
             ids
         };
         assert!(ids(9).is_empty());

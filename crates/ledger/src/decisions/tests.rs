@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use splitrail_config::model::CachedTokensFallback;
 use splitrail_engine::usage::EngineUsage;
 use splitrail_kv::Overlap;
-use splitrail_policy::{Candidate, CostTerms, Leg};
+use splitrail_policy::{CostTerms, Leg};
 
 use super::*;
 use crate::leg::{Expectation, LegFacts, LegKind};
@@ -19,25 +19,28 @@ fn leg(kind: LegKind, worker: &str, overlap_blocks: u32) -> LegFacts {
 }
 
 fn candidate(leg: Leg, worker: &str, overlap_blocks: u32, chosen: bool) -> CandidateRecord {
-    let seen = Candidate {
+    CandidateRecord {
+        leg: leg.name(),
+        worker: worker.into(),
         rank: Some(1),
         up: true,
         overlap_blocks,
+        spine_blocks: None,
         overlap_by_tier: [overlap_blocks, 0, 0, 0],
+        overlap_discount: 0.0,
         speculative_blocks: overlap_blocks,
+        underway_blocks: 0,
         requests: 2,
         prefill_tokens: 40,
         active_tokens: 300,
-        ..Candidate::default()
-    };
-    let figures = CandidateFigures {
         cost: 1.5,
         terms: (!chosen).then(|| CostTerms { prefill_ms: 2.5, ..CostTerms::default() }),
-        fetch: (!chosen).then(fetch),
         veto: (!chosen).then_some(VetoReason::Busy),
         index_age_ms: chosen.then_some(7),
-    };
-    CandidateRecord::new(leg.name(), worker, &seen, figures, chosen)
+        fetch: (!chosen).then(fetch),
+        read_back_blocks: 0,
+        chosen,
+    }
 }
 
 fn fetch() -> FetchChoice {
@@ -63,7 +66,7 @@ fn veto(leg: Leg) -> VetoRecord {
 }
 
 fn begun() -> DecisionHandle {
-    DecisionHandle::new(DecisionStart {
+    DecisionHandle::new(Decision {
         request_id: "r-1".into(),
         prompt_index: 2,
         model: "m".into(),
@@ -72,7 +75,7 @@ fn begun() -> DecisionHandle {
         prompt_tokens: Some(100),
         prompt_unknown: Some("media"),
         prompt_blocks: 6,
-        ..DecisionStart::default()
+        ..Decision::default()
     })
 }
 
@@ -103,7 +106,7 @@ fn complete() -> DecisionHandle {
     decision.decode_try_begun("decode_first", Some(0.75));
     decision.placed(placement(Leg::Aggregated, "d0", 2), [].into_iter());
     decision.attempt_begun();
-    decision.decode_sent(leg(LegKind::Decode, "d0", 2));
+    decision.enter(|entry| entry.decode_sent(leg(LegKind::Decode, "d0", 2)));
     decision.threshold_rejected(None, "below_threshold");
     decision.decode_tried("engine", "rejected");
     assert_eq!(decision.hit_ratio_reported(Some(0.25)), Some(0.25));
@@ -115,13 +118,13 @@ fn complete() -> DecisionHandle {
     let (worker, outcome, took_ms) = ("p0".into(), "fetched", 3.5);
     decision.fetch_ended(FetchRecord { worker, choice: fetch(), outcome, took_ms });
     decision.attempt_begun();
-    decision.prefill_sent(leg(LegKind::Prefill, "p1", 3));
+    decision.enter(|entry| entry.prefill_sent(leg(LegKind::Prefill, "p1", 3)));
     decision.prefill_reported(Some(100), Some(48));
     let of = Leg::Decode;
     decision.vetoed(of, [veto(of)].into_iter());
     let placement = Placement { turn: 9, draw: 18, ..placement(of, "d1", 1) };
     decision.placed(placement, [candidate(of, "d1", 1, true)].into_iter());
-    decision.decode_sent(leg(LegKind::Decode, "d1", 1));
+    decision.enter(|entry| entry.decode_sent(leg(LegKind::Decode, "d1", 1)));
     assert_eq!(decision.usage_reported(report(Some(16))), Some(48));
     decision.reply_completed();
     decision
@@ -140,7 +143,7 @@ fn a_complete_record_is_shown_with_these_members_in_this_order() {
 #[test]
 fn a_record_that_was_just_started_is_shown_with_these_members_in_this_order() {
     let shown = include_str!("../../tests/fixtures/decision_started.json");
-    assert_eq!(json(&DecisionHandle::new(DecisionStart::default())), shown.trim_end());
+    assert_eq!(json(&DecisionHandle::new(Decision::default())), shown.trim_end());
 }
 
 #[test]
@@ -148,14 +151,17 @@ fn a_flow_that_begins_discards_workers_candidates_and_outcome_of_the_former() {
     let decision = complete();
     decision.flow_begun("prefill_first");
     decision.with(|decision| {
-        assert_eq!(decision.flow(), "prefill_first");
-        assert_eq!((decision.prefill_worker(), decision.decode_worker()), (None, None));
-        assert_eq!((decision.local_reason(), decision.outcome), (None, None));
-        assert!(decision.candidates().is_empty() && decision.vetoed.is_empty());
+        assert_eq!(decision.flow, "prefill_first");
+        assert_eq!(
+            (decision.prefill_worker.as_deref(), decision.decode_worker.as_deref()),
+            (None, None)
+        );
+        assert_eq!((decision.local_reason, decision.outcome), (None, None));
+        assert!(decision.candidates.is_empty() && decision.vetoed.is_empty());
         assert!(decision.draws.is_empty());
         // The result of the decode-first attempt and the number of attempts are about the whole
         // prompt.
-        assert_eq!((decision.decode_try(), decision.attempts()), (Some("rejected"), 2));
+        assert_eq!((decision.decode_try, decision.attempts), (Some("rejected"), 2));
     });
 }
 
@@ -165,8 +171,8 @@ fn a_request_is_counted_once_for_each_reason_of_a_local_prefill() {
     assert!(decision.prefill_made_local("no_prefill"));
     decision.flow_begun("prefill_first");
     assert!(!decision.prefill_made_local("no_prefill"), "a further attempt for the same reason");
-    assert!(decision.nothing_handed_over("prefill_ended"));
-    assert_eq!(decision.with(Decision::flow), "aggregated");
+    assert!(decision.prefill_made_local("prefill_ended"));
+    assert_eq!(decision.with(|decision| decision.flow), "aggregated");
 }
 
 #[test]
@@ -182,15 +188,12 @@ fn the_end_of_a_request_does_not_change_the_outcome_that_a_prompt_has() {
 #[test]
 fn cached_tokens_that_are_foretold_are_at_most_the_prompt() {
     let decision = begun();
-    decision.prefill_sent(leg(LegKind::Prefill, "p1", 3));
+    decision.enter(|entry| entry.prefill_sent(leg(LegKind::Prefill, "p1", 3)));
     decision.prefill_reported(Some(120), Some(110));
     decision.announce_cached_tokens();
     decision.with(|decision| {
-        assert_eq!(
-            (decision.cached_tokens(), decision.client_cached_tokens()),
-            (Some(100), Some(100))
-        );
-        assert_eq!(decision.cached_source(), Some("engine"));
+        assert_eq!((decision.cached_tokens, decision.told_cached_tokens), (Some(100), Some(100)));
+        assert_eq!(decision.cached_source, Some("engine"));
     });
 }
 
@@ -202,7 +205,6 @@ enum Event {
     Placed(Leg),
     Vetoed(Leg),
     MadeLocal,
-    NothingHandedOver,
     PrefillSent,
     PrefillReported(Option<u32>),
     DecodeSent,
@@ -229,7 +231,6 @@ fn event() -> impl Strategy<Value = Event> {
         4 => leg().prop_map(Event::Placed),
         1 => leg().prop_map(Event::Vetoed),
         1 => Just(Event::MadeLocal),
-        1 => Just(Event::NothingHandedOver),
         2 => Just(Event::PrefillSent),
         2 => cached().prop_map(Event::PrefillReported),
         2 => Just(Event::DecodeSent),
@@ -287,10 +288,6 @@ impl Model {
                 decision.prefill_made_local("no_prefill");
                 self.prefill_worker = None;
             }
-            Event::NothingHandedOver => {
-                decision.nothing_handed_over("prefill_ended");
-                self.prefill_worker = None;
-            }
             Event::DecodeFailed => {
                 decision.decode_failed("engine_failed");
                 self.outcome = Some("engine_failed");
@@ -324,14 +321,20 @@ impl Model {
 fn report_leg(event: Event, worker: &str, decision: &DecisionHandle) {
     match event {
         Event::Vetoed(leg) => decision.vetoed(leg, [veto(leg), veto(leg)].into_iter()),
-        Event::PrefillSent => decision.prefill_sent(leg(LegKind::Prefill, worker, 1)),
+        Event::PrefillSent => {
+            decision.enter(|entry| entry.prefill_sent(leg(LegKind::Prefill, worker, 1)))
+        }
         Event::PrefillReported(cached) => {
             decision.prefill_reported(Some(100), cached);
         }
-        Event::DecodeSent => decision.decode_sent(leg(LegKind::Decode, worker, 1)),
-        Event::AttemptDiscarded => decision.attempt_discarded("lease_expired"),
-        Event::ResumeSent => decision.resume_sent(leg(LegKind::Decode, worker, 1)),
-        Event::ResumeFailed => decision.resume_failed("engine_failed"),
+        Event::DecodeSent => {
+            decision.enter(|entry| entry.decode_sent(leg(LegKind::Decode, worker, 1)))
+        }
+        Event::AttemptDiscarded => decision.enter(|entry| entry.discard("lease_expired")),
+        Event::ResumeSent => {
+            decision.enter(|entry| entry.decode_resumed(leg(LegKind::Decode, worker, 1)))
+        }
+        Event::ResumeFailed => decision.enter(|entry| entry.discard_decode("engine_failed")),
         Event::Foretold => decision.announce_cached_tokens(),
         Event::UsageReported(cached) => {
             decision.usage_reported(report(cached));
@@ -349,26 +352,26 @@ proptest! {
         for (n, event) in events.into_iter().enumerate() {
             model.take(event, n, &handle);
             let decision = handle.with(Decision::clone);
-            prop_assert_eq!(decision.attempts(), model.attempts);
-            prop_assert_eq!(decision.prefill_worker(), model.prefill_worker.as_deref());
-            prop_assert_eq!(decision.decode_worker(), model.decode_worker.as_deref());
+            prop_assert_eq!(decision.attempts, model.attempts);
+            prop_assert_eq!(decision.prefill_worker.as_deref(), model.prefill_worker.as_deref());
+            prop_assert_eq!(decision.decode_worker.as_deref(), model.decode_worker.as_deref());
             prop_assert_eq!(decision.outcome, model.outcome);
             for leg in [Leg::Prefill, Leg::Decode, Leg::Aggregated].map(Leg::name) {
                 let chosen = |one: &&CandidateRecord| one.leg == leg && one.chosen;
-                let chosen = decision.candidates().iter().filter(chosen).count();
+                let chosen = decision.candidates.iter().filter(chosen).count();
                 let draws = decision.draws.iter().filter(|draw| draw.leg == leg).count();
                 prop_assert!(chosen <= 1 && chosen == draws, "one choice for each leg");
                 let vetoed = decision.vetoed.iter().filter(|veto| veto.leg == leg).count();
                 prop_assert!(vetoed <= 2);
             }
             let is_chosen = |worker: &str| {
-                decision.candidates().iter().any(|one| one.chosen && *one.worker == *worker)
+                decision.candidates.iter().any(|one| one.chosen && *one.worker == *worker)
             };
-            prop_assert!(decision.prefill_worker().is_none_or(is_chosen));
-            prop_assert!(decision.decode_worker().is_none_or(is_chosen));
-            let (cached, source) = (decision.cached_tokens(), decision.cached_source());
+            prop_assert!(decision.prefill_worker.as_deref().is_none_or(is_chosen));
+            prop_assert!(decision.decode_worker.as_deref().is_none_or(is_chosen));
+            let (cached, source) = (decision.cached_tokens, decision.cached_source);
             prop_assert_eq!(cached.is_some(), source.is_some());
-            prop_assert_eq!(cached, decision.client_cached_tokens());
+            prop_assert_eq!(cached, decision.told_cached_tokens);
             prop_assert!(cached.is_none_or(|tokens| tokens <= 100));
         }
     }

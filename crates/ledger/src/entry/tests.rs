@@ -56,14 +56,14 @@ fn a_discarded_attempt_wastes_its_prompt_once() {
     entry.prefill_sent(leg(LegKind::Prefill, Some(100), 0));
     entry.prefill_reported(Some(100), Some(32));
     entry.decode_sent(leg(LegKind::Decode, Some(100), 0));
-    entry.decode_worked();
+    entry.worked(LegKind::Decode);
     entry.discard("decode_lost");
     entry.decode_sent(leg(LegKind::Decode, Some(100), 0));
-    entry.decode_worked();
+    entry.worked(LegKind::Decode);
     entry.close("decode_lost");
     // Later events do not change a closed entry.
     entry.discard("decode_lost");
-    let wasted: Vec<_> = entry.discarded().iter().map(DiscardedLeg::wasted_prompt_tokens).collect();
+    let wasted: Vec<_> = entry.discarded.iter().map(DiscardedLeg::wasted_prompt_tokens).collect();
     assert_eq!(wasted, [0, 100, 0, 100]);
     assert_eq!(entry.legs().count(), 0);
     assert_eq!(entry.cached(), None);
@@ -73,15 +73,15 @@ fn a_discarded_attempt_wastes_its_prompt_once() {
 fn a_prompt_that_is_turned_away_has_figures_and_no_legs() {
     let mut entry = Entry::default();
     entry.decode_sent(leg(LegKind::Decode, Some(100), 2));
-    entry.decode_worked();
+    entry.worked(LegKind::Decode);
     let told = entry.end_decode_below_threshold(Some(EngineUsage {
         completion_tokens: Some(0),
         ..usage(100, Some(16))
     }));
     entry.discard("below_threshold");
-    assert_eq!(entry.discarded()[0].wasted_prompt_tokens(), 0, "the engine has run nothing");
+    assert_eq!(entry.discarded[0].wasted_prompt_tokens(), 0, "the engine has run nothing");
     entry.answer_below_threshold(told.unwrap());
-    assert_eq!((entry.prompt_tokens(), entry.completion_tokens()), (Some(100), Some(0)));
+    assert_eq!((entry.prompt_tokens(), entry.completion_tokens), (Some(100), Some(0)));
     assert_eq!(entry.cached().unwrap(), CachedTokens { tokens: 16, source: Origin::EngineDecode });
     assert_eq!(entry.legs().count(), 0);
 }
@@ -96,7 +96,7 @@ fn a_prefill_that_serves_a_second_decode_leg_is_not_wasted_by_the_first() {
     entry.decode_sent(leg(LegKind::Decode, Some(100), 0));
     entry.decode_reported(usage(100, None));
     assert_eq!(entry.legs().count(), 2);
-    let [unsent] = entry.discarded() else { panic!("{entry:?}") };
+    let [unsent] = &*entry.discarded else { panic!("{entry:?}") };
     assert_eq!((unsent.reason, unsent.wasted_prompt_tokens()), ("engine_unreachable", 0));
 }
 
@@ -104,11 +104,11 @@ fn a_prefill_that_serves_a_second_decode_leg_is_not_wasted_by_the_first() {
 fn an_answer_that_went_on_elsewhere_has_the_first_legs_prompt_and_both_legs_work() {
     let mut entry = Entry::default();
     entry.decode_sent(leg(LegKind::Decode, Some(100), 2));
-    entry.decode_worked();
+    entry.worked(LegKind::Decode);
     entry.decode_resumed(leg(LegKind::Decode, Some(107), 1));
     entry.decode_reported(usage(107, Some(96)));
     entry.whole_reply(EngineUsage { completion_tokens: Some(11), ..usage(100, None) });
-    assert_eq!((entry.prompt_tokens(), entry.completion_tokens()), (Some(100), Some(11)));
+    assert_eq!((entry.prompt_tokens(), entry.completion_tokens), (Some(100), Some(11)));
     // The first leg's cached tokens were not reported, and the second leg's hits do not count
     // for them.
     assert_eq!(entry.cached().unwrap(), CachedTokens { tokens: 32, source: Origin::Estimate });
@@ -116,7 +116,7 @@ fn an_answer_that_went_on_elsewhere_has_the_first_legs_prompt_and_both_legs_work
     assert_eq!((legs[0].prompt_tokens, legs[0].tokens.local_compute), (100, 68));
     assert_eq!((legs[1].prompt_tokens, legs[1].tokens.local_compute), (107, 11));
     entry.discard("decode_lost");
-    let wasted: Vec<_> = entry.discarded().iter().map(DiscardedLeg::wasted_prompt_tokens).collect();
+    let wasted: Vec<_> = entry.discarded.iter().map(DiscardedLeg::wasted_prompt_tokens).collect();
     assert_eq!(wasted, [100, 107]);
 }
 
@@ -132,8 +132,8 @@ fn a_reply_of_the_prefill_leg_has_the_figures_of_that_leg() {
 /// The prompt, generated and wasted tokens of an entry whose client has left.
 fn left(entry: &mut Entry) -> [Option<u32>; 3] {
     entry.close("cancelled");
-    let wasted = entry.discarded().iter().map(DiscardedLeg::wasted_prompt_tokens).sum();
-    [entry.prompt_tokens(), entry.completion_tokens(), Some(wasted)]
+    let wasted = entry.discarded.iter().map(DiscardedLeg::wasted_prompt_tokens).sum();
+    [entry.prompt_tokens(), entry.completion_tokens, Some(wasted)]
 }
 
 #[test]
@@ -146,19 +146,19 @@ fn a_client_that_leaves_has_had_what_arrived_and_the_prompt_that_an_engine_had_b
 
     let mut begun = Entry::default();
     sent(&mut begun);
-    begun.decode_begun();
+    begun.begun(LegKind::Decode);
     assert_eq!(left(&mut begun), [Some(100), Some(0), Some(0)]);
 
     let mut streaming = Entry::default();
     sent(&mut streaming);
     streaming.discard_decode("engine_failed");
     sent(&mut streaming);
-    streaming.decode_worked();
+    streaming.worked(LegKind::Decode);
     for tokens in [1, 3, 1] {
         streaming.received(tokens, None);
     }
     assert_eq!(left(&mut streaming), [Some(100), Some(5), Some(0)]);
-    assert!(streaming.is_counted_by_router() && streaming.counts("cancelled"));
+    assert!(streaming.counted_by_router && streaming.counts("cancelled"));
     assert_eq!(streaming.cached().unwrap(), CachedTokens { tokens: 32, source: Origin::Estimate });
 
     let mut prefilled = Entry::default();
@@ -168,7 +168,7 @@ fn a_client_that_leaves_has_had_what_arrived_and_the_prompt_that_an_engine_had_b
     assert_eq!(left(&mut prefilled), [Some(101), Some(0), Some(0)]);
     let of_engine = CachedTokens { tokens: 16, source: Origin::EnginePrefill };
     assert_eq!(prefilled.cached().unwrap(), of_engine);
-    assert_eq!((prefilled.legs().count(), prefilled.discarded().len()), (1, 1));
+    assert_eq!((prefilled.legs().count(), prefilled.discarded.len()), (1, 1));
 }
 
 #[test]
@@ -176,7 +176,7 @@ fn a_client_that_leaves_has_the_engines_figures_as_far_as_the_engine_has_reporte
     let streaming = || {
         let mut entry = Entry::default();
         entry.decode_sent(leg(LegKind::Decode, None, 2));
-        entry.decode_worked();
+        entry.worked(LegKind::Decode);
         entry
     };
     let mut unknown = streaming();
@@ -200,7 +200,7 @@ fn a_client_that_leaves_has_the_engines_figures_as_far_as_the_engine_has_reporte
     ended.received(3, None);
     ended.decode_reported(usage(90, Some(16)));
     assert_eq!(left(&mut ended), [Some(90), Some(4), Some(0)]);
-    assert!(!ended.is_counted_by_router());
+    assert!(!ended.counted_by_router);
 
     let mut moved = streaming();
     moved.received(7, None);
@@ -248,11 +248,11 @@ fn step() -> impl Strategy<Value = LedgerStep> {
 fn take(entry: &mut Entry, step: LedgerStep, known: Option<u32>) -> usize {
     match step {
         LedgerStep::PrefillSent => entry.prefill_sent(leg(LegKind::Prefill, known, 3)),
-        LedgerStep::PrefillWorked => entry.prefill_worked(),
+        LedgerStep::PrefillWorked => entry.worked(LegKind::Prefill),
         LedgerStep::PrefillReported(prompt, cached) => entry.prefill_reported(prompt, cached),
         LedgerStep::DecodeSent => entry.decode_sent(leg(LegKind::Decode, known, 2)),
-        LedgerStep::DecodeWorked => entry.decode_worked(),
-        LedgerStep::DecodeBegun => entry.decode_begun(),
+        LedgerStep::DecodeWorked => entry.worked(LegKind::Decode),
+        LedgerStep::DecodeBegun => entry.begun(LegKind::Decode),
         LedgerStep::Received(tokens) => entry.received(tokens, None),
         LedgerStep::Resumed => entry.decode_resumed(leg(LegKind::Decode, known, 1)),
         LedgerStep::DecodeReported(prompt, cached) => entry.decode_reported(usage(prompt, cached)),
@@ -278,17 +278,17 @@ proptest! {
         for late in [LedgerStep::PrefillSent, LedgerStep::DecodeReported(7, Some(7)), LedgerStep::Discard] {
             take(&mut entry, late, known);
         }
-        prop_assert_eq!(entry.legs().count() + entry.discarded().len(), sent);
+        prop_assert_eq!(entry.legs().count() + entry.discarded.len(), sent);
         prop_assert!(outcome != "decode_lost" || entry.legs().count() == 0);
         if outcome == "cancelled" {
-            prop_assert_eq!(entry.completion_tokens().is_some(), entry.counts(outcome));
+            prop_assert_eq!(entry.completion_tokens.is_some(), entry.counts(outcome));
         }
         for (leg, figures) in entry.legs() {
             let Some(figures) = figures else { continue };
             prop_assert_eq!(figures.tokens.total(), figures.prompt_tokens);
             prop_assert!(leg.receives || figures.tokens.external_kv_transfer == 0);
         }
-        for discarded in entry.discarded() {
+        for discarded in &entry.discarded {
             let wasted = discarded.wasted_prompt_tokens();
             prop_assert!(wasted == 0 || (discarded.leg.worked && !discarded.leg.receives));
         }
@@ -318,7 +318,7 @@ fn what_a_failed_attempt_has_left_in_a_cache_is_no_hit() {
         let (_, figures) = entry.legs().next().unwrap();
         let tokens = figures.unwrap().tokens;
         assert_eq!(tokens.hit() + tokens.local_compute, 239);
-        let told = entry.prefill().unwrap().reported_cached_tokens();
+        let told = entry.prefill.as_ref().unwrap().reported_cached_tokens();
         let cached = entry.cached().unwrap();
         assert_eq!(told, Some(cached.tokens), "in the headers of a stream");
         cached

@@ -125,7 +125,7 @@ impl CallLog<'_> {
         count_unplaced(&core.metrics, self.endpoint, outcome, result, seconds);
         let serving = core.serving();
         let (config, tenant) = (&serving.config.access_log, tenant.map(|tenant| &tenant.name));
-        core.access_log.called(config, identity, self.endpoint, refusal, tenant);
+        core.logs.access_log.called(config, identity, self.endpoint, refusal, tenant);
     }
 
     fn refuse<T>(self, status: Status) -> Result<T, Status> {
@@ -144,7 +144,7 @@ impl CallLog<'_> {
                 *response.status_mut() = status;
                 let serving = self.core.serving();
                 let config = &serving.config.access_log;
-                self.core.access_log.answered(config, self.identity, self.endpoint, &response);
+                self.core.logs.access_log.answered(config, self.identity, self.endpoint, &response);
                 response
             }
         };
@@ -216,7 +216,7 @@ async fn generate(
     scope.hold(held);
     scope.set_deadline(deadline.map(Deadline::at));
     log.known.is_noted.store(true, Relaxed);
-    let ids = scope.ids().clone();
+    let ids = scope.ids.clone();
     let steering = match steering {
         Ok(steering) => steering,
         Err(error) => {

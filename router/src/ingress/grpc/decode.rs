@@ -86,7 +86,7 @@ pub(super) async fn decode<M: Message + Default + 'static>(
         let (message, held) = charge_and_decode(&charging, encoded, held, weigh)?;
         Ok((DecodedMessage::new(message, true), held))
     };
-    core.preparer.run_off_reactor(length, work).await.map_err(|error| error.to_grpc())?
+    core.preparer.cores.run_off_reactor(length, work).await.map_err(|error| error.to_grpc())?
 }
 
 fn charge_and_decode<M: Message + Default>(

@@ -65,10 +65,10 @@ impl StreamedBody {
     ) -> Self {
         let mut out = BytesMut::with_capacity(ROOM_BYTES);
         let route = |decision: &Decision| v1::Route {
-            flow: decision.flow().to_owned(),
-            prefill_worker: decision.prefill_worker().map(str::to_owned),
-            decode_worker: decision.decode_worker().unwrap_or_default().to_owned(),
-            overlap_blocks: decision.overlap_blocks(),
+            flow: decision.flow.to_owned(),
+            prefill_worker: decision.prefill_worker.as_deref().map(str::to_owned),
+            decode_worker: decision.decode_worker.as_deref().unwrap_or_default().to_owned(),
+            overlap_blocks: decision.overlap_blocks,
         };
         let route = shows_route.then(|| decision.with(route));
         let started = v1::Started { request_id: ids.request_id().to_owned(), route };
@@ -113,7 +113,7 @@ impl StreamedBody {
         let Some(usage) = self.usage.take() else { return };
         let Some(prompt_tokens) = usage.prompt_tokens else { return };
         let cached_tokens = usage.prompt_tokens_details.and_then(|details| details.cached_tokens);
-        let source = match (cached_tokens, self.decision.with(Decision::cached_source)) {
+        let source = match (cached_tokens, self.decision.with(|decision| decision.cached_source)) {
             (Some(_), Some("engine")) => v1::CachedSource::Engine,
             (Some(_), _) => v1::CachedSource::Estimate,
             (None, _) => v1::CachedSource::Unspecified,

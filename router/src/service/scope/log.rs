@@ -66,16 +66,16 @@ impl Scope {
     pub(super) fn write_logs(&self, now: Instant, ending: RequestEnd, used: UsedTokens) {
         let spans = self.timeline.close(now);
         let is_logged =
-            self.core.access_log.takes(&self.core.serving().config.access_log, ending.outcome);
+            self.core.logs.access_log.takes(&self.core.serving().config.access_log, ending.outcome);
         if spans.is_none() && !is_logged {
             return;
         }
         let summary = self.summary(now, &ending, used);
         if is_logged {
-            self.core.access_log.write(&summary);
+            self.core.logs.access_log.write(&summary);
         }
-        if let (Some(spans), Some(trace)) = (spans, self.timeline.trace()) {
-            self.core.traces.submit(trace, &spans, &summary);
+        if let (Some(spans), Some(trace)) = (spans, &self.timeline.trace) {
+            self.core.logs.traces.submit(trace, &spans, &summary);
         }
     }
 
@@ -87,7 +87,7 @@ impl Scope {
     ) -> Summary<'r> {
         let Identity { arrived, .. } = self.identity;
         let mut summary = Summary::new(&self.identity, self.endpoint, now);
-        if let Some(trace) = self.timeline.trace() {
+        if let Some(trace) = &self.timeline.trace {
             summary.trace_id = Some(trace.context.trace_id);
         }
         summary.status = ending.status;
@@ -109,11 +109,11 @@ impl Scope {
         summary.prompts = placed.decisions.len();
         for (place, decision) in placed.decisions.iter().enumerate() {
             decision.with(|decision| {
-                summary.attempts += decision.attempts();
+                summary.attempts += decision.attempts;
                 if place == 0 {
-                    summary.prefill_worker = decision.prefill_worker().map(Name::from);
-                    summary.decode_worker = decision.decode_worker().map(Name::from);
-                    summary.peer_fetch = decision.fetch().map(|fetch| fetch.choice.way);
+                    summary.prefill_worker = decision.prefill_worker.clone();
+                    summary.decode_worker = decision.decode_worker.clone();
+                    summary.peer_fetch = decision.fetch.as_ref().map(|fetch| fetch.choice.way);
                 }
             });
         }

@@ -201,7 +201,7 @@ async fn a_fetch_that_waits_for_a_core_is_given_up_in_time() {
                 // It fails when the sender is dropped.
                 let _ended = ended.recv();
             };
-            preparer.run_off_reactor(0, work).await.unwrap();
+            preparer.cores.run_off_reactor(0, work).await.unwrap();
         });
     }
     eventually("all cores work", async || begun.load(Relaxed) == cores).await;

@@ -8,7 +8,7 @@ use crate::context::PromptContext;
 use splitrail_fleet::veto_by_health;
 use splitrail_fleet::{Roster, Worker, excluded};
 use splitrail_ledger::decisions::{
-    CandidateFigures, CandidateRecord, DecisionHandle, FetchChoice, Placement, VetoRecord,
+    CandidateRecord, DecisionHandle, FetchChoice, Placement, VetoRecord,
 };
 use splitrail_ledger::timeline::{self, ScoredCandidate};
 use splitrail_ledger::veto::VetoReason;
@@ -140,18 +140,31 @@ impl Pick<'_> {
             Veto::Outgoing => VetoReason::Outgoing,
             Veto::Occupied => VetoReason::Occupied,
         });
-        let figures = CandidateFigures {
+        let terms = choice.terms.get(candidate.0).copied();
+        let reads = terms.is_some_and(|terms| terms.read_ms > 0.0);
+        let fetch = choice.fetches.get(candidate.0).copied().flatten();
+        CandidateRecord {
+            leg: leg.name(),
+            worker: worker.map_or("", |worker| worker.id()).into(),
+            rank: seen.rank,
+            up: seen.up,
+            overlap_blocks: seen.overlap_blocks,
+            spine_blocks: Some(seen.spine_blocks).filter(|spine| *spine > seen.overlap_blocks),
+            overlap_by_tier: seen.overlap_by_tier,
+            overlap_discount: seen.overlap_discount,
+            speculative_blocks: seen.speculative_blocks,
+            underway_blocks: seen.underway_blocks,
+            requests: seen.requests,
+            prefill_tokens: seen.prefill_tokens,
+            active_tokens: seen.active_tokens,
             cost: choice.costs[candidate],
-            terms: choice.terms.get(candidate.0).copied(),
-            fetch: choice
-                .fetches
-                .get(candidate.0)
-                .and_then(|fetch| Some(fetch_choice(self.roster, (*fetch)?))),
+            terms,
             veto,
             index_age_ms: worker.and_then(|worker| worker.kv.event_stats.index_age_ms(now.unix_ms)),
-        };
-        let name = worker.map_or("", |worker| worker.id());
-        CandidateRecord::new(leg.name(), name, seen, figures, candidate == choice.index)
+            fetch: fetch.map(|fetch| fetch_choice(self.roster, fetch)),
+            read_back_blocks: if reads { seen.readable_blocks } else { 0 },
+            chosen: candidate == choice.index,
+        }
     }
 }
 
