@@ -111,7 +111,7 @@ pub(crate) async fn run(args: BenchArgs) -> Result<String, Failure> {
         sides.push(Side::start(under(config.clone(), policy.clone())).await?);
     }
     for side in &sides {
-        if let Some(reason) = wait_ready(side.router.core(), READY_MAX).await {
+        if let Some(reason) = wait_ready(&side.router.core, READY_MAX).await {
             let message = format!("the router of {} did not become ready: {reason}", side.policy);
             return Err(Failure::new(exit::UNAVAILABLE, message));
         }
@@ -226,7 +226,7 @@ async fn take_turns(sides: &mut [Side], model: &str, prompts: &Prompts, concurre
         for index in order {
             seed = seed.wrapping_add(1);
             let side = &mut sides[index];
-            let address = side.router.addresses().http;
+            let address = side.router.addresses.http;
             let load = Load { address, model, block_tokens: prompts.block_tokens(), seed };
             let started = std::time::Instant::now();
             let outcomes = load.run(turn, concurrency, &mut |count| bar.at(served + count)).await;

@@ -227,13 +227,13 @@ async fn serve(args: ServeArgs, logs: bool) -> Result<(), Failure> {
     let running = Running::start_from(args.config, core, &listen).await?;
     // Signals are handled from the moment at which the router reports that it is ready.
     let signals = Signals::watch()?;
-    let addresses = running.addresses();
+    let addresses = running.addresses;
     tracing::info!(version = BUILD.version, profile = BUILD.profile(), http = %addresses.http, grpc = addresses.grpc.map(tracing::field::display), admin = %addresses.admin, "serving");
     tell_ready(&format!("HTTP on {}, admin listener on {}", addresses.http, addresses.admin));
     if let Some(path) = args.ready_file {
         running.write_ready_file(&path).map_err(|error| Failure::unwritten(&error))?;
     }
-    let lines = queue_log_lines(running.core())?;
+    let lines = queue_log_lines(&running.core)?;
     until_stopped(running, signals, watched).await;
     lines.close();
     Ok(())
@@ -258,7 +258,7 @@ async fn run_quickstart(args: &QuickstartArgs) -> Result<(), Failure> {
         QuickstartError::Io(error) => error.into(),
         error => Failure::new(exit::UNAVAILABLE, error.to_string()),
     })?;
-    let reason = wait_ready(started.running.core(), Duration::from_secs(30)).await;
+    let reason = wait_ready(&started.running.core, Duration::from_secs(30)).await;
     if let Some(reason) = reason {
         let message = format!("the quickstart did not become ready: {reason}");
         return Err(Failure::new(exit::UNAVAILABLE, message));
@@ -272,7 +272,7 @@ async fn run_quickstart(args: &QuickstartArgs) -> Result<(), Failure> {
         started.running.write_ready_file(path).map_err(|error| Failure::unwritten(&error))?;
     }
     let (running, _engines) = started.split();
-    let lines = queue_log_lines(running.core())?;
+    let lines = queue_log_lines(&running.core)?;
     until_stopped(running, signals, None).await;
     lines.close();
     Ok(())

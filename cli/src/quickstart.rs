@@ -218,7 +218,7 @@ impl Quickstart {
 
     /// Commands to try next.
     pub(crate) fn hints(&self) -> String {
-        let addresses = self.running.addresses();
+        let addresses = self.running.addresses;
         let http = addresses.http;
         let grpc = addresses.grpc.map(|grpc| grpc.to_string()).unwrap_or_default();
         let admin = addresses.admin;

@@ -34,8 +34,10 @@ use splitrail_telemetry::{TaskName, restart_on_panic};
 
 /// A router that is bound and serving.
 pub struct Running {
-    core: Arc<Core>,
-    addresses: Addresses,
+    /// The state that serves the requests.
+    pub core: Arc<Core>,
+    /// The bound addresses.
+    pub addresses: Addresses,
     /// Stops the client listeners from accepting.
     stop: CancellationToken,
     /// The client listeners; each ends when its last connection has ended.
@@ -44,13 +46,14 @@ pub struct Running {
     operator_listeners: JoinSet<io::Result<()>>,
     /// Stops the operators' listeners.
     stop_operators: CancellationToken,
-    reload: Reload,
+    /// Requests reloads of the configuration.
+    pub reload: Reload,
     _reloading: JoinSet<()>,
     /// What operators watch.
     live: Arc<Live>,
     _sampling: JoinSet<()>,
-    /// The fleet, whose tasks end with the router.
-    fleet: Arc<Fleet>,
+    /// The router's workers, whose tasks end with the router.
+    pub fleet: Arc<Fleet>,
     /// Accepts shims; ends after the client listeners.
     fleet_listener: Option<FleetListener>,
     /// Logs the totals, and measures the runtime.
@@ -177,26 +180,6 @@ impl Running {
             traces,
             close_traces,
         })
-    }
-
-    /// The bound addresses.
-    pub fn addresses(&self) -> Addresses {
-        self.addresses
-    }
-
-    /// The state that serves the requests.
-    pub fn core(&self) -> &Arc<Core> {
-        &self.core
-    }
-
-    /// The router's workers.
-    pub fn fleet(&self) -> &Arc<Fleet> {
-        &self.fleet
-    }
-
-    /// Requests reloads of the configuration.
-    pub fn reload(&self) -> &Reload {
-        &self.reload
     }
 
     /// Writes the ready file: the bound addresses and the models, as JSON. It is written under a
@@ -486,7 +469,7 @@ impl Signals {
 /// Serves until a stop signal, then drains; a second signal ends it immediately. SIGHUP reloads, and so
 /// does another content of the file that is `watched`.
 pub async fn until_stopped(running: Running, mut signals: Signals, watched: Option<WatchedFile>) {
-    let reload = running.reload().clone();
+    let reload = running.reload.clone();
     let changed = async {
         match watched {
             Some(file) => file.follow(|| reload.soon()).await,

@@ -235,8 +235,8 @@ impl Cluster {
         let core = assemble(loaded.config, None).expect("a core");
         let running = Running::start_from(Some(file), core, &listen).await.expect("a router");
         let cluster = Self {
-            http: Client::new(running.addresses().http),
-            admin: Client::new(running.addresses().admin),
+            http: Client::new(running.addresses.http),
+            admin: Client::new(running.addresses.admin),
             running,
             engines,
             tls,
@@ -245,7 +245,7 @@ impl Cluster {
             _ports: ports,
         };
         if spec.extra_workers.is_empty() {
-            let unready = wait_ready(cluster.running.core(), PATIENCE).await;
+            let unready = wait_ready(&cluster.running.core, PATIENCE).await;
             assert_eq!(unready, None, "ready in time");
         }
         cluster
@@ -306,7 +306,7 @@ impl Cluster {
             self.metric("splitrail_requests_in_flight", &[]).await == 0.0
                 && self.metric("splitrail_worker_requests", &[]).await == 0.0
                 && self.metric("splitrail_worker_prefill_tokens", &[]).await == 0.0
-                && self.running.core().live.is_empty()
+                && self.running.core.live.is_empty()
         })
         .await;
         eventually("engines have nothing left to do", async || {

@@ -191,7 +191,7 @@ impl Trial {
 
     /// Waits until no request holds a permit or a booking.
     pub async fn nothing_is_held(&self) {
-        let core = self.cluster.running.core();
+        let core = &self.cluster.running.core;
         eventually("every permit and booking is back", async || {
             let serving = core.serving();
             let pools = serving.models.iter().map(|served| &served.pool);

@@ -91,7 +91,7 @@ models:
                 let listen = loaded.config.listen.clone();
                 let core = assemble(loaded.config, None).unwrap();
                 let running = Running::start_from(Some(file), core, &listen).await.unwrap();
-                let (http, grpc) = (running.addresses().http, running.addresses().grpc);
+                let (http, grpc) = (running.addresses.http, running.addresses.grpc);
                 tell.send((http, grpc.unwrap())).unwrap();
                 let mut last = used();
                 while !end.load(Relaxed) {

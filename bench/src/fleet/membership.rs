@@ -34,7 +34,7 @@ pub(super) fn run(options: &Options, report: &mut Report) -> Result<(), Failure>
 
 async fn beside(size: usize, rounds: usize, report: &mut Report) -> Result<(), Failure> {
     let router = Router::start(16).await?;
-    let (fleet, pool) = (router.running.fleet(), &router.served.pool);
+    let (fleet, pool) = (&router.running.fleet, &router.served.pool);
     let prompt: Vec<HashedBlock> = (0..PROMPT_BLOCKS)
         .map(|place| HashedBlock { engine: EngineHash(mix(place)), hash: BlockHash(!mix(place)) })
         .collect();

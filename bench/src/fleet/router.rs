@@ -37,7 +37,7 @@ impl Router {
         let config = loaded.map_err(|problems| problems.to_string())?.config;
         let listen = config.listen.clone();
         let running = Running::start(assemble(config, None)?, &listen).await?;
-        let serving = running.core().serving();
+        let serving = running.core.serving();
         let served = Arc::clone(serving.model(MODEL).ok_or("the router does not serve the model")?);
         Ok(Self { running, served, _files: files })
     }

@@ -37,7 +37,7 @@ impl ShimProcess {
         routers: &[&Router],
     ) -> Result<Self, Failure> {
         let [address] = free_ports()?;
-        let fleet = routers.iter().filter_map(|router| router.running.addresses().fleet);
+        let fleet = routers.iter().filter_map(|router| router.running.addresses.fleet);
         let fleet: Vec<String> = fleet.map(|address| address.to_string()).collect();
         let (engine, listen) = (format!("http://{}", engine.http), address.to_string());
         let routers = fleet.join(",");

@@ -145,7 +145,7 @@ fn assemble_model(
         Some(served) => Arc::clone(&served.pool),
         None => Arc::new(pool(model, config)),
     };
-    let chunk = prompt.as_ref().and_then(|prompt| prompt.tokenizer().attention_chunk_tokens());
+    let chunk = prompt.as_ref().and_then(|prompt| prompt.tokenizer.attention_chunk_tokens);
     pool.set_attention_chunk_tokens(chunk);
     Ok(Arc::new(ServedModel {
         config: model.clone(),

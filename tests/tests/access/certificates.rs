@@ -68,7 +68,7 @@ async fn http(
     client: TlsClient<'_>,
     key: Option<&str>,
 ) -> (Option<u16>, bool) {
-    let reply = client.exchange(router.running.addresses().http, &request(key)).await;
+    let reply = client.exchange(router.running.addresses.http, &request(key)).await;
     (status(&reply), reply.text().contains("may not use the model"))
 }
 
@@ -86,7 +86,7 @@ async fn grpc(
         let pair = (read(&format!("{name}.pem")), read(&format!("{name}.key")));
         tls = tls.identity(Identity::from_pem(pair.0, pair.1));
     }
-    let address = router.running.addresses().grpc.unwrap();
+    let address = router.running.addresses.grpc.unwrap();
     let endpoint = Endpoint::from_shared(format!("https://{address}")).unwrap();
     let endpoint = endpoint.tls_config(tls).unwrap();
     let channel = endpoint.connect().await.map_err(|_| Code::Unavailable)?;
@@ -172,8 +172,7 @@ async fn a_certificate_of_another_authority_fails_the_handshake() {
     for (place, identity) in ["stranger", "shim", "clients/lapsed"].into_iter().enumerate() {
         for (again, versions) in EACH_VERSION.into_iter().enumerate() {
             let client = TlsClient { versions, ..client(Some(identity)) };
-            let reply =
-                client.exchange(router.running.addresses().http, &request(Some(&key))).await;
+            let reply = client.exchange(router.running.addresses.http, &request(Some(&key))).await;
             assert!(reply.bytes.is_empty() && reply.alert().is_some(), "{identity}: {reply:?}");
             router.until_cut("tls_client_certificate", 2 * place + again + 1).await;
         }
@@ -203,7 +202,7 @@ async fn plain_connections_have_no_certificate() {
     let key = keys.tenant("acme");
     let tls = format!("{CA}, plain_text: true");
     let router = start(&keys, &tls, "san_uri", "\"urn:acme:batch\"", "").await;
-    let address = router.running.addresses().http;
+    let address = router.running.addresses.http;
     for (key, expected) in [(None, 401), (Some(&*key), 200)] {
         let reply = raw::exchange(address, &request(key)).await.expect("a reply");
         assert_eq!(reply.status(), expected, "{}", reply.text());
@@ -222,7 +221,7 @@ async fn plain_connections_have_no_certificate() {
 async fn no_session_is_resumed_where_clients_have_certificates() {
     let keys = Keys::empty();
     let router = start(&keys, CA, "san_uri", "\"urn:acme:batch\"", "").await;
-    let address = router.running.addresses().http;
+    let address = router.running.addresses.http;
     for versions in EACH_VERSION {
         for (identity, expected) in [(Some(ACME), 200), (None, 401)] {
             let config = Arc::new(TlsClient { versions, ..client(identity) }.config());
@@ -248,7 +247,7 @@ async fn status_after_the_end(
     client: TlsClient<'_>,
     brief: &ExpiringIdentity,
 ) -> Option<u16> {
-    let mut stream = client.connect(router.running.addresses().http).await.unwrap();
+    let mut stream = client.connect(router.running.addresses.http).await.unwrap();
     assert_eq!(ask(&mut stream, "/v1/models").await, 200);
     let request = request(None);
     let (begun, rest) = request.split_at(20);
@@ -274,7 +273,7 @@ async fn an_expired_certificate_is_no_credential_on_an_open_connection_or_a_new_
         status_after_the_end(&router, new, &brief),
     );
     assert_eq!((over_old, over_new), (Some(401), Some(401)));
-    let reply = new.exchange(router.running.addresses().http, &request(None)).await;
+    let reply = new.exchange(router.running.addresses.http, &request(None)).await;
     assert!(reply.bytes.is_empty() && reply.alert().is_some(), "{reply:?}");
 }
 
@@ -286,7 +285,7 @@ async fn a_connection_is_asked_to_end_when_its_certificate_expires() {
     let brief = ExpiringIdentity::new(VALIDITY);
     let identity = brief.name();
     let client = TlsClient { identity: Some(&identity), ..TlsClient::default() };
-    let mut stream = client.connect(router.running.addresses().http).await.unwrap();
+    let mut stream = client.connect(router.running.addresses.http).await.unwrap();
     assert_eq!(ask(&mut stream, "/v1/models").await, 200);
     assert_eq!(stream.read(&mut [0]).await.unwrap(), 0, "the router ends it");
     router.until_cut("tls_client_certificate", 1).await;

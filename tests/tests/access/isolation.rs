@@ -59,7 +59,7 @@ async fn the_salt_of_another_tenant_is_of_no_use() {
     assert_eq!(cached(&complete(&cluster.http, &acme, &body).await), 0);
     cluster.settle().await;
     // The salt that the engine got for the first tenant, as its events show it.
-    let access = cluster.running.core().access.load();
+    let access = cluster.running.core.access.load();
     let salt = access.tenant("acme").unwrap().salt(None);
     let mut imitated = body.clone();
     imitated["cache_salt"] = json!(salt);
@@ -116,7 +116,7 @@ async fn only_a_tenant_with_debug_sees_the_route_of_a_call_over_grpc() {
     let mut keys = Keys::empty();
     let [acme, debugger] = ["acme", "debugger"].map(|name| keys.tenant(name));
     let cluster = start(&keys, TENANTS, Spec::aggregated(1)).await;
-    let mut client = grpc_client(cluster.running.addresses().grpc.unwrap());
+    let mut client = grpc_client(cluster.running.addresses.grpc.unwrap());
     for (key, sees) in [(&acme, false), (&debugger, true)] {
         let mut call = tonic::Request::new(text_request("a b c", ""));
         call.metadata_mut().insert("authorization", bearer(key).parse().unwrap());

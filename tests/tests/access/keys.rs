@@ -91,7 +91,7 @@ async fn each_api_refuses_in_its_own_form() {
     assert_eq!(reply.status, 401);
     assert_eq!(reply.json()["type"], "error");
     assert_eq!(reply.json()["error"]["type"], "authentication_error");
-    let mut grpc = grpc_client(cluster.running.addresses().grpc.unwrap());
+    let mut grpc = grpc_client(cluster.running.addresses.grpc.unwrap());
     let status = grpc.list_models(splitrail_proto::v1::ListModelsRequest {}).await.unwrap_err();
     assert_eq!(status.code(), Code::Unauthenticated, "{status}");
 }
@@ -101,7 +101,7 @@ async fn the_definitions_of_the_grpc_api_need_a_key() {
     let mut keys = Keys::empty();
     let key = keys.tenant("acme");
     let cluster = start(&keys, TENANTS, Spec::aggregated(1)).await;
-    let address = format!("http://{}", cluster.running.addresses().grpc.unwrap());
+    let address = format!("http://{}", cluster.running.addresses.grpc.unwrap());
     let channel = Endpoint::from_shared(address).unwrap().connect().await.unwrap();
     let mut reflection = ServerReflectionClient::new(channel);
     for (key, code) in [(None, Some(Code::Unauthenticated)), (Some(key), None)] {

@@ -213,7 +213,7 @@ impl Stand {
 
     /// Asks over HTTP, reads so many events with output, and leaves.
     async fn leave_after(&self, is_http2: bool, path: &str, body: &Value, events: usize) {
-        let address = self.cluster.running.addresses().http;
+        let address = self.cluster.running.addresses.http;
         let client =
             Hyper::builder(TokioExecutor::new()).http2_only(is_http2).build_http::<Full<Bytes>>();
         let request = Request::post(format!("http://{address}{path}"))
@@ -276,7 +276,7 @@ async fn a_call_that_is_cancelled_pays_for_its_prompt_and_what_has_arrived() {
         let mut call = tonic::Request::new(text_request(&prompt(30, "call"), ""));
         call.get_mut().sampling.as_mut().unwrap().max_tokens = Some(100);
         call.metadata_mut().insert("authorization", bearer(&stand.key).parse().unwrap());
-        let address = stand.cluster.running.addresses().grpc.unwrap();
+        let address = stand.cluster.running.addresses.grpc.unwrap();
         let mut stream = grpc_client(address).generate(call).await.unwrap().into_inner();
         // The first message says that the call was started.
         for _ in 0..=EVENTS {
@@ -326,7 +326,7 @@ async fn what_has_arrived_of_a_reply_is_charged_if_the_router_stops() {
     for _ in 0..EVENTS {
         stream.next().await.expect("the stream goes on");
     }
-    stand.cluster.running.core().abort.cancel();
+    stand.cluster.running.core.abort.cancel();
     assert!(stream.rest().await.last().unwrap().contains("router_stopping"));
     let path = stand.cluster.files.path().join("ledger.jsonl");
     eventually("the line is written", async || !ledger_lines(&path).is_empty()).await;

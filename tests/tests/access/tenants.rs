@@ -31,7 +31,7 @@ async fn a_tenant_uses_and_sees_its_models_only() {
     for reply in [alias, listed] {
         assert!(!reply.text().contains("sim"), "the name of its model: {}", reply.text());
     }
-    let mut client = grpc_client(cluster.running.addresses().grpc.unwrap());
+    let mut client = grpc_client(cluster.running.addresses.grpc.unwrap());
     for (key, name, aliases) in
         [(&all, "sim", vec!["default".to_owned()]), (&some, "default", Vec::new())]
     {

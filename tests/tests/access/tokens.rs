@@ -41,7 +41,7 @@ impl JwtRouter {
     async fn grpc(&self, token: &str) -> Result<(), tonic::Status> {
         let mut call = tonic::Request::new(text_request("a b c", ""));
         call.metadata_mut().insert("authorization", bearer(token).parse().unwrap());
-        let mut client = grpc_client(self.cluster.running.addresses().grpc.unwrap());
+        let mut client = grpc_client(self.cluster.running.addresses.grpc.unwrap());
         let mut events = client.generate(call).await?.into_inner();
         while events.message().await?.is_some() {}
         Ok(())
@@ -72,7 +72,7 @@ async fn a_token_names_its_tenant_over_http_and_grpc() {
         assert_eq!(router.grpc(&other).await.unwrap_err().code(), Code::PermissionDenied);
         let mut call = tonic::Request::new(ListModelsRequest {});
         call.metadata_mut().insert("authorization", bearer(&other).parse().unwrap());
-        let mut grpc = grpc_client(router.cluster.running.addresses().grpc.unwrap());
+        let mut grpc = grpc_client(router.cluster.running.addresses.grpc.unwrap());
         let listed = grpc.list_models(call).await.unwrap().into_inner();
         let model = &listed.models[0];
         assert_eq!(model.name, "default", "the name that the tenant may use");

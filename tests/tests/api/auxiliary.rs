@@ -242,7 +242,7 @@ async fn a_drain_waits_for_them() {
         Cluster::start(Spec { limits, ..embedding(1) }).await;
     let slow = FaultKind::SlowFirstByte { delay_ms: 300 };
     engines[0].1.set_fault(splitrail_sim::Fault { kind: slow, times: None });
-    let core = running.core().clone();
+    let core = running.core.clone();
     let body = input("x");
     let (cut, reply) = tokio::join!(
         async {

@@ -37,7 +37,7 @@ const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
 async fn channel(cluster: &Cluster) -> Channel {
-    let address = cluster.running.addresses().grpc.unwrap();
+    let address = cluster.running.addresses.grpc.unwrap();
     let endpoint = Channel::from_shared(format!("http://{address}")).unwrap();
     endpoint.connect().await.unwrap()
 }
@@ -389,7 +389,7 @@ async fn call_of(cluster: &Cluster, pieces: Vec<Bytes>) -> (String, usize) {
         pieces.into_iter().map(|piece| Ok::<_, std::convert::Infallible>(Frame::data(piece)));
     let http: Hyper<HttpConnector, _> =
         Hyper::builder(TokioExecutor::new()).http2_only(true).build(HttpConnector::new());
-    let address = cluster.running.addresses().grpc.unwrap();
+    let address = cluster.running.addresses.grpc.unwrap();
     let request =
         http::Request::post(format!("http://{address}/splitrail.v1.FrontDoorService/Generate"))
             .header("content-type", "application/grpc")
@@ -519,7 +519,7 @@ async fn health_agrees_with_ready_and_a_watch_sees_the_drain() {
     let status = |seen: HealthCheckResponse| seen.status();
     let first = watch.message().await.unwrap().unwrap();
     assert_eq!(status(first), ServingStatus::Serving);
-    cluster.running.core().drain();
+    cluster.running.core.drain();
     assert_eq!(cluster.http.get("/ready").await.status, 503);
     for service in services {
         assert_eq!(check(&mut health, service).await.unwrap(), ServingStatus::NotServing);

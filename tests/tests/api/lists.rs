@@ -69,7 +69,7 @@ async fn a_client_that_asks_for_a_web_socket_is_told_to_use_http() {
         ("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ=="),
     ];
     let probe = request("GET", "/v1/responses", &headers, b"");
-    let reply = exchange(cluster.running.addresses().http, &probe).await.unwrap();
+    let reply = exchange(cluster.running.addresses.http, &probe).await.unwrap();
     assert_eq!(reply.status(), 426, "{}", reply.head);
     assert!(reply.head.contains("\r\nupgrade: http/1.1"), "{}", reply.head);
     assert_eq!(error_object(&reply.text())["code"], "upgrade_required");

@@ -148,11 +148,11 @@ async fn leaving_while_the_chat_is_rendered_asks_no_engine() {
         let ask = |_| Ask::Chat(MESSAGES, "word ".into());
         let visitors = visitors(&trial, protocol, ask, 1.0).await;
         eventually("the bodies of all are complete", async || {
-            let core = trial.cluster.running.core();
+            let core = &trial.cluster.running.core;
             core.serving().limits.in_flight_max - core.in_flight.free() == VISITORS
         })
         .await;
-        assert!(trial.cluster.running.core().live.is_empty(), "none was placed");
+        assert!(trial.cluster.running.core.live.is_empty(), "none was placed");
         let _stays = leave(visitors, way).await;
         nothing_is_left(&trial, &format!("{protocol:?} {way:?}")).await;
     }

@@ -78,7 +78,7 @@ async fn no_reply_to_one_tenant_depends_on_the_prompts_of_another() {
 async fn call(cluster: &Cluster, key: &str, text: &str) -> (Option<u32>, u64) {
     let mut call = tonic::Request::new(text_request(text, ""));
     call.metadata_mut().insert("authorization", bearer(key).parse().unwrap());
-    let mut client = grpc_client(cluster.running.addresses().grpc.unwrap());
+    let mut client = grpc_client(cluster.running.addresses.grpc.unwrap());
     let mut events = client.generate(call).await.unwrap().into_inner();
     let (mut overlap, mut cached) = (None, None);
     while let Some(response) = events.message().await.unwrap() {

@@ -120,7 +120,7 @@ async fn only_listed_paths_reach_an_engine() {
         ("TRACE", "/health"),
     ]);
     let mut wrong = Vec::new();
-    let address = cluster.running.addresses().http;
+    let address = cluster.running.addresses.http;
     for (method, target) in odd {
         let raw = request(method, target, &[], body.as_bytes());
         let Some(reply) = exchange(address, &raw).await else {
@@ -151,7 +151,7 @@ async fn engines_are_called_by_the_routers_own_path_and_host() {
         "/v1/completions?",
     ] {
         let raw = request("POST", target, &[], body.as_bytes());
-        let reply = exchange(cluster.running.addresses().http, &raw).await.unwrap();
+        let reply = exchange(cluster.running.addresses.http, &raw).await.unwrap();
         assert_eq!(reply.status(), 200, "{target}: {}", reply.text());
     }
     let heard = post.heard();
@@ -166,7 +166,7 @@ async fn engines_are_called_by_the_routers_own_path_and_host() {
 #[tokio::test]
 async fn the_grpc_listener_has_no_other_paths() {
     let (post, cluster) = behind_a_post(String::new()).await;
-    let address = cluster.running.addresses().grpc.unwrap();
+    let address = cluster.running.addresses.grpc.unwrap();
     for target in ["/pause", "/metrics", "/admin/workers", CHAT, COMPLETIONS] {
         let raw = request("POST", target, &[], completion("x").to_string().as_bytes());
         let reply = exchange(address, &raw).await.unwrap();
@@ -450,7 +450,7 @@ async fn client_hand_off_fields_never_reach_an_engine_aggregated() {
 #[tokio::test]
 async fn client_hand_off_fields_never_reach_an_engine_over_grpc() {
     let cluster = Cluster::start(Spec::default()).await;
-    let address = cluster.running.addresses().grpc.unwrap();
+    let address = cluster.running.addresses.grpc.unwrap();
     let ids: HashSet<_> =
         cluster.engines.iter().map(|(_, engine)| engine.state().engine_id).collect();
     for (number, case) in cases(60).iter().enumerate() {
@@ -518,7 +518,7 @@ async fn hop_by_hop_headers_end_at_the_router() {
         ("via", "1.1 poison, 1.1 splitrail-poison"),
     ];
     let raw = request("POST", COMPLETIONS, &headers, completion("x").to_string().as_bytes());
-    let reply = exchange(cluster.running.addresses().http, &raw).await.unwrap();
+    let reply = exchange(cluster.running.addresses.http, &raw).await.unwrap();
     assert!([100, 200].contains(&reply.status()), "{}", reply.head);
     eventually("the engine is asked", async || {
         post.heard().iter().any(|heard| heard.is_inference())

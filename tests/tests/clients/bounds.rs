@@ -66,7 +66,7 @@ fn chunked(body: &str) -> Vec<u8> {
 #[tokio::test]
 async fn a_body_of_the_cap_is_served_and_one_byte_more_is_a_413() {
     let cluster = one_engine("{ body_size_max: 65536 }").await;
-    let address = cluster.running.addresses().http;
+    let address = cluster.running.addresses.http;
     for (bytes, status) in [(CAP, 200), (CAP + 1, 413)] {
         let body = body_of_bytes(bytes);
         let reply = cluster.http.post_with(COMPLETIONS, &[], body.clone()).await;
@@ -84,7 +84,7 @@ async fn a_body_of_the_cap_is_served_and_one_byte_more_is_a_413() {
 #[tokio::test]
 async fn an_endless_body_is_a_413_and_reading_stops() {
     let cluster = one_engine("{ body_size_max: 65536 }").await;
-    let address = cluster.running.addresses().http;
+    let address = cluster.running.addresses.http;
     let piece = [&b"4000\r\n"[..], &[b' '; 0x4000], b"\r\n"].concat();
     let head = format!("POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n");
     for (framing, piece) in [
@@ -105,7 +105,7 @@ async fn an_endless_body_is_a_413_and_reading_stops() {
 #[tokio::test]
 async fn a_grpc_message_over_the_cap_is_refused() {
     let cluster = one_engine("{ body_size_max: 65536 }").await;
-    let address = cluster.running.addresses().grpc.unwrap();
+    let address = cluster.running.addresses.grpc.unwrap();
     let small = generate(address, text_request(&"x".repeat(10_000), "")).await;
     assert!(small.is_ok(), "{small:?}");
     let status = generate(address, text_request(&"x".repeat(CAP), "")).await;
@@ -129,7 +129,7 @@ async fn grpc_flood(cluster: &Cluster, first: Vec<u8>, piece: Vec<u8>) -> (usize
     });
     let http: Hyper<HttpConnector, _> =
         Hyper::builder(TokioExecutor::new()).http2_only(true).build(HttpConnector::new());
-    let address = cluster.running.addresses().grpc.unwrap();
+    let address = cluster.running.addresses.grpc.unwrap();
     let request =
         http::Request::post(format!("http://{address}/splitrail.v1.FrontDoorService/Generate"))
             .header("content-type", "application/grpc")
@@ -227,7 +227,7 @@ async fn malformed_json_is_a_located_400_that_no_engine_sees() {
 #[tokio::test]
 async fn malformed_extra_fields_over_grpc_are_refused() {
     let cluster = one_engine("{}").await;
-    let address = cluster.running.addresses().grpc.unwrap();
+    let address = cluster.running.addresses.grpc.unwrap();
     for extra in [
         format!("{{\"a\":{}", "[".repeat(1_000_000)),
         format!("{{\"a\":{}1{}}}", "[".repeat(200), "]".repeat(200)),
@@ -389,7 +389,7 @@ async fn counts_and_sizes_are_bounded_on_every_endpoint_and_in_every_object() {
 #[tokio::test]
 async fn the_bounds_hold_over_grpc() {
     let cluster = one_engine("{ stop_max: 16, schema_size_max: 4096 }").await;
-    let address = cluster.running.addresses().grpc.unwrap();
+    let address = cluster.running.addresses.grpc.unwrap();
     let set = |change: fn(&mut splitrail_proto::v1::SamplingParams)| {
         let mut request = text_request("x", "");
         change(request.sampling.as_mut().unwrap());
@@ -454,7 +454,7 @@ async fn a_shed_grpc_call_says_that_resources_are_exhausted() {
     let mut held = tokio::task::JoinSet::new();
     held.spawn(async move { http.post(COMPLETIONS, &completion("held")).await });
     eventually("a request hangs", async || engine.requests().len() == 1).await;
-    let address = cluster.running.addresses().grpc.unwrap();
+    let address = cluster.running.addresses.grpc.unwrap();
     let status = generate(address, text_request("x", "")).await.unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted);
     held.shutdown().await;
@@ -474,7 +474,7 @@ async fn compressed_bodies_are_a_415_that_no_engine_sees() {
     }
     let twice = [("content-encoding", "identity"), ("content-encoding", "gzip")];
     let raw = request("POST", COMPLETIONS, &twice, body.as_bytes());
-    let reply = exchange(cluster.running.addresses().http, &raw).await.unwrap();
+    let reply = exchange(cluster.running.addresses.http, &raw).await.unwrap();
     assert_eq!(reply.status(), 415, "the second of two headers counts too");
     assert!(cluster.engine("w0").requests().is_empty());
     let headers = [("content-encoding", "identity")];

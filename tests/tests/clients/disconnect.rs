@@ -30,7 +30,7 @@ impl Visitor {
     /// Connects and sends a request, which is to be counted as cancelled.
     async fn send(trial: &mut Trial, path: &str, id: &str, body: &Value) -> Self {
         trial.expect("cancelled");
-        let address = trial.cluster.running.addresses().http;
+        let address = trial.cluster.running.addresses.http;
         let mut socket = TcpStream::connect(address).await.unwrap();
         let body = body.to_string();
         let request = format!(

@@ -32,7 +32,7 @@ fn length(body: &str) -> String {
 #[tokio::test]
 async fn ambiguous_framing_is_a_400_that_no_engine_sees() {
     let cluster = Cluster::start(Spec::aggregated(1)).await;
-    let address = cluster.running.addresses().http;
+    let address = cluster.running.addresses.http;
     let body = completion("one").to_string();
     let smuggled = String::from_utf8(post("1.1", &length(&body), &body)).unwrap();
     let own = length(&body);
@@ -102,7 +102,7 @@ async fn ambiguous_framing_is_a_400_that_no_engine_sees() {
 #[tokio::test]
 async fn bytes_after_an_upgrade_are_not_a_request() {
     let cluster = Cluster::start(Spec::aggregated(1)).await;
-    let address = cluster.running.addresses().http;
+    let address = cluster.running.addresses.http;
     let body = completion("one").to_string();
     let behind = post("1.1", &length(&body), &body);
     for protocol in ["websocket", "h2c", "x/1"] {
@@ -129,7 +129,7 @@ async fn pipelined_requests_are_served_in_order() {
     let first = post("1.1", "transfer-encoding: chunked\r\n", &chunked(&body));
     let last = post("1.1", &format!("{}connection: close\r\n", length(&body)), &body);
     let bytes = [&first[..], &b"\r\n"[..], &last].concat();
-    let reply = exchange(cluster.running.addresses().http, &bytes).await.unwrap();
+    let reply = exchange(cluster.running.addresses.http, &bytes).await.unwrap();
     assert_eq!(reply.status(), 200);
     assert_eq!(reply.text().matches("HTTP/1.1 200 OK").count(), 1, "behind the first");
     assert_eq!(cluster.engine("w0").requests().len(), 2);
@@ -143,7 +143,7 @@ async fn a_request_before_an_ambiguous_one_is_served() {
     let good = post("1.1", &length(&body), &body);
     let bad = post("1.1", &format!("{}transfer-encoding: chunked\r\n", length(&body)), &body);
     let bytes = [good, bad].concat();
-    let reply = exchange(cluster.running.addresses().http, &bytes).await.unwrap();
+    let reply = exchange(cluster.running.addresses.http, &bytes).await.unwrap();
     assert_eq!(reply.status(), 200);
     assert_eq!(reply.text().matches("HTTP/1.1 400 Bad Request").count(), 1);
     assert_eq!(cluster.engine("w0").requests().len(), 1);
@@ -224,7 +224,7 @@ async fn a_bomb_of_header_table_references_takes_no_memory() {
 #[tokio::test]
 async fn compression_bombs_are_refused_unread() {
     let cluster = Cluster::start(Spec::aggregated(1)).await;
-    let address = cluster.running.addresses().http;
+    let address = cluster.running.addresses.http;
     // Beginnings of streams of each kind; what would follow is never looked at.
     for (encoding, magic) in [
         ("gzip", &b"\x1f\x8b\x08\0\0\0\0\0\0\x03"[..]),
@@ -254,7 +254,7 @@ async fn compression_bombs_are_refused_unread() {
 #[tokio::test]
 async fn compressed_grpc_messages_are_refused() {
     let cluster = Cluster::start(Spec::aggregated(1)).await;
-    let address = cluster.running.addresses().grpc.unwrap();
+    let address = cluster.running.addresses.grpc.unwrap();
     for (encoding, flag) in [(Some("gzip"), 1), (Some("zstd"), 1), (None, 1)] {
         let mut client = Raw2::connect(address, &[]).await;
         let mut block = frames::post("/splitrail.v1.FrontDoorService/Generate");

@@ -315,7 +315,7 @@ async fn messages_of_grpc_calls_share_the_budget_of_bodies() {
 async fn connections_are_bounded_and_open_ones_are_served() {
     let limits = "{ connections_max: 8, drain_delay: 10ms }";
     let cluster = Cluster::start(Spec { limits, ..Spec::aggregated(1) }).await;
-    let address = cluster.running.addresses().http;
+    let address = cluster.running.addresses.http;
     let open = [("listener", "http")];
     let there = cluster.metric("splitrail_connections", &open).await as usize;
     let mut held = Vec::new();

@@ -32,7 +32,7 @@ async fn short_requests_are_answered_while_long_prompts_are_tokenised() {
     let limits = "{ tokenize_size_max: 33554432, drain_delay: 10ms }";
     let cluster = Cluster::start(Spec { limits, ..Spec::aggregated(1) }).await;
     // Where long prompts are in work.
-    let preparer = &cluster.running.core().preparer;
+    let preparer = &cluster.running.core.preparer;
     let paths = [COMPLETIONS, CHAT, COMPLETIONS];
     let places = preparer.cores.free_long_permits();
     let left = places.saturating_sub(paths.len());
@@ -59,7 +59,7 @@ async fn short_requests_are_answered_while_long_prompts_are_tokenised() {
         assert_eq!(reply.status, 200, "{}", reply.text());
         assert!(!whole_text(&reply.json(), 0).is_empty());
     }
-    let address = cluster.running.addresses().grpc.unwrap();
+    let address = cluster.running.addresses.grpc.unwrap();
     assert!(generate(address, text_request("short", "")).await.is_ok());
     assert_eq!(preparer.cores.free_long_permits(), left, "still in work");
     assert!(long.try_join_next().is_none(), "no long request is answered yet");

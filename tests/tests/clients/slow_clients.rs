@@ -101,7 +101,7 @@ async fn a_thousand_slow_heads_are_closed_and_others_are_served() {
 async fn slow_http2_heads_are_closed() {
     let limits = "{ header_timeout: 2s, drain_delay: 10ms }";
     let cluster = Cluster::start(Spec { limits, ..Spec::aggregated(1) }).await;
-    let address = cluster.running.addresses().http;
+    let address = cluster.running.addresses.http;
     let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     // A header block without an end, and a frame of headers without an end.
     let block = frames::frame(kind::HEADERS, 0, 1, &frames::post(COMPLETIONS));
@@ -160,8 +160,8 @@ fn answered() -> Vec<u8> {
 async fn slow_bodies_are_a_408_and_take_no_place() {
     let limits = "{ body_grace: 1s, body_rate_min: 1000, in_flight_max: 1 }";
     let cluster = Cluster::start(Spec { limits, ..Spec::aggregated(1) }).await;
-    let core = cluster.running.core();
-    let address = cluster.running.addresses().http;
+    let core = &cluster.running.core;
+    let address = cluster.running.addresses.http;
     let mut slow = JoinSet::new();
     for i in 0..200 {
         slow.spawn(async move {
@@ -219,7 +219,7 @@ async fn a_body_at_the_least_pace_is_served() {
     let pieces = body.as_bytes().chunks(30).map(Bytes::copy_from_slice).collect();
     let http: Hyper<HttpConnector, _> =
         Hyper::builder(TokioExecutor::new()).build(HttpConnector::new());
-    let url = format!("http://{}{COMPLETIONS}", cluster.running.addresses().http);
+    let url = format!("http://{}{COMPLETIONS}", cluster.running.addresses.http);
     let request = http::Request::post(url).header("content-type", "application/json");
     let request = request.body(in_pieces(pieces, false)).unwrap();
     assert_eq!(http.request(request).await.unwrap().status(), 200);
@@ -231,7 +231,7 @@ async fn a_grpc_message_that_never_arrives_exceeds_its_deadline() {
     let cluster = Cluster::start(Spec { limits, ..Spec::aggregated(1) }).await;
     let http: Hyper<HttpConnector, _> =
         Hyper::builder(TokioExecutor::new()).http2_only(true).build(HttpConnector::new());
-    let address = cluster.running.addresses().grpc.unwrap();
+    let address = cluster.running.addresses.grpc.unwrap();
     let url = format!("http://{address}/splitrail.v1.FrontDoorService/Generate");
     let begun = Bytes::from_static(&[0, 0, 0, 1, 0, 7]);
     let request = http::Request::post(url)

@@ -16,7 +16,7 @@ const QUEUED: &str = "{ kind: predicted_ttft }";
 const IN_TURN: &str = "{ kind: round_robin }";
 
 fn state(cluster: &Cluster, worker: &str) -> &'static str {
-    let serving = cluster.running.core().serving();
+    let serving = cluster.running.core.serving();
     let roster = serving.models[0].pool.roster();
     let found = roster.iter().find(|other| other.id() == worker);
     found.unwrap_or_else(|| panic!("there is no worker {worker}")).state().name()

@@ -49,7 +49,7 @@ async fn join_as(trial: &Trial, id: &str, config: SimConfig) -> SimEngine {
     let engine = SimEngine::start(config).await.unwrap();
     let worker = json!({"id": id, "role": role, "url": engine.url()});
     let worker: WorkerConfig = serde_json::from_value(worker).unwrap();
-    trial.cluster.running.fleet().claim("sim", WorkerSource::Admin, worker).unwrap();
+    trial.cluster.running.fleet.claim("sim", WorkerSource::Admin, worker).unwrap();
     engine
 }
 
@@ -152,7 +152,7 @@ async fn a_draining_worker_ends_what_it_has_and_gets_nothing_new() {
         streams.push(trial.stream("ok", COMPLETIONS, &slow).await);
     }
     let before = trial.counts(["w0", "w1"]);
-    assert!(trial.cluster.running.fleet().drain("sim", "w0", true).is_some());
+    assert!(trial.cluster.running.fleet.drain("sim", "w0", true).is_some());
     assert_eq!(state(&trial, "w0").await, "draining");
     send(&mut trial, 4, "drained").await;
     let after = trial.counts(["w0", "w1"]);
@@ -160,10 +160,10 @@ async fn a_draining_worker_ends_what_it_has_and_gets_nothing_new() {
     for mut stream in streams {
         assert_eq!(stream.rest().await.last().map(String::as_str), Some("[DONE]"));
     }
-    trial.cluster.running.fleet().drain("sim", "w0", false);
+    trial.cluster.running.fleet.drain("sim", "w0", false);
     send(&mut trial, 4, "back").await;
     assert!(trial.counts(["w0"])[0] > after[0]);
-    assert!(trial.cluster.running.fleet().drain("sim", "nobody", true).is_none());
+    assert!(trial.cluster.running.fleet.drain("sim", "nobody", true).is_none());
     trial.finish().await;
 }
 
@@ -179,7 +179,7 @@ async fn a_worker_that_leaves_takes_its_series_with_it_and_ends_what_it_has() {
         streams.push(trial.stream("ok", COMPLETIONS, &slow).await);
     }
     assert_eq!(asked(&engine), 1);
-    trial.cluster.running.fleet().revoke("sim", WorkerSource::Admin, "guest");
+    trial.cluster.running.fleet.revoke("sim", WorkerSource::Admin, "guest");
     assert_eq!(state(&trial, "guest").await, "absent");
     send(&mut trial, 2, "after").await;
     for mut stream in streams {

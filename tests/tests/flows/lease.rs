@@ -60,7 +60,7 @@ async fn a_whole_answer_that_waits_in_a_queue_past_the_lease_gets_a_new_prefill(
     let model = "lease: 4s\nrequest_flows: [aggregated]";
     let mut trial = Trial::start(Spec { engine: stuck, ..in_turn(2, model) }).await;
     let reference = Reference::start().await;
-    let http = Client::new(trial.cluster.running.addresses().http);
+    let http = Client::new(trial.cluster.running.addresses.http);
     let first = streamed(&completion(&prompt(3, "first"))).to_string();
     let headers = [("x-splitrail-flow", "aggregated")];
     trial.expect("cancelled");

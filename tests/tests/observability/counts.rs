@@ -19,7 +19,7 @@ async fn calls_over_grpc_that_end_without_a_request_are_counted_once() {
     let acme = keys.tenant("acme");
     let top = format!("{}\ntenants:\n  - {{ name: acme }}\n", keys.auth());
     let cluster = Cluster::start(Spec { top, ..Spec::aggregated(1) }).await;
-    let address = cluster.running.addresses().grpc.unwrap();
+    let address = cluster.running.addresses.grpc.unwrap();
     let good = || text_request(&prompt(4, "counted"), "");
     let of = |endpoint, outcome| [("model", "none"), ("endpoint", endpoint), ("outcome", outcome)];
     let requests = "splitrail_requests_total";
@@ -146,7 +146,7 @@ async fn the_series_of_a_model_that_is_removed_leave_with_it() {
     shown().await;
     // The last request of the model ends.
     hanging.shutdown().await;
-    eventually("it has ended", async || cluster.running.core().live.is_empty()).await;
+    eventually("it has ended", async || cluster.running.core.live.is_empty()).await;
     shown().await;
     // A model of the same name begins anew.
     assert_eq!(cluster.reload(&cluster.yaml).await.status, 200);

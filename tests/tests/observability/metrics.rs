@@ -293,7 +293,7 @@ async fn the_time_to_first_token_is_the_one_that_clients_measure() {
     .await;
     let client = &cluster.http;
     let labels = ["sim", "prefill_first"];
-    let routers = cluster.running.core().metrics.ttft.with_label_values(&labels);
+    let routers = cluster.running.core.metrics.ttft.with_label_values(&labels);
     let (mut to_first, mut to_end) = (0.0, 0.0);
     let mut differences_ms = Vec::new();
     for number in 0..REQUESTS {

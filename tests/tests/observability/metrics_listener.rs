@@ -10,7 +10,7 @@ async fn listening(more: &str) -> (Cluster, Client) {
     let limits = "{ drain_delay: 4s, drain_grace: 5s }";
     let cluster =
         Cluster::start(Spec { admin_access: listen.leak(), limits, ..Spec::default() }).await;
-    let client = Client::new(cluster.running.addresses().metrics.unwrap());
+    let client = Client::new(cluster.running.addresses.metrics.unwrap());
     (cluster, client)
 }
 
@@ -82,7 +82,7 @@ async fn the_metrics_listener_may_have_tls_and_require_client_certificates() {
     let tls = format!(", tls: {{ cert: \"{cert}\", key: \"{key}\", client_ca: \"{ca}\" }}");
     let (cluster, plain) = listening(&tls).await;
     assert!(plain.try_get("/metrics").await.map_or(true, |reply| reply.status != 200));
-    let address = cluster.running.addresses().metrics.unwrap();
+    let address = cluster.running.addresses.metrics.unwrap();
     let request = b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
     let stranger = TlsClient::default().exchange(address, request).await;
     assert!(!stranger.text().contains("200 OK"), "no certificate, no metrics");

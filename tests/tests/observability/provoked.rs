@@ -31,7 +31,7 @@ struct Watched {
 impl Watched {
     async fn start(spec: Spec) -> Self {
         let cluster = Cluster::start(spec).await;
-        let watch = Watch::of(&[cluster.running.addresses().admin]).await;
+        let watch = Watch::of(&[cluster.running.addresses.admin]).await;
         Self { cluster, watch }
     }
 

@@ -145,7 +145,7 @@ async fn router(folder: &Path, yaml: &str) -> (Running, Client) {
     let listen = config.listen.clone();
     let core = assemble(config, None).unwrap();
     let running = Running::start_from(Some(file), core, &listen).await.unwrap();
-    let admin = Client::new(running.addresses().admin);
+    let admin = Client::new(running.addresses.admin);
     (running, admin)
 }
 
@@ -194,7 +194,7 @@ async fn the_running_configuration_is_shown_as_one_and_without_secrets() {
     let text = shown.text();
     assert!(!text.contains(KEY) && text.contains("engine.key"), "{text}");
     let again = splitrail_config::parse("shown.json", &text, Path::new("/nowhere")).unwrap().config;
-    let running = cluster.running.core().serving();
+    let running = cluster.running.core.serving();
     assert_eq!(
         serde_json::to_value(&again).unwrap(),
         serde_json::to_value(&*running.config).unwrap()
@@ -241,7 +241,7 @@ async fn series_of_a_worker_that_left_never_come_back() {
     let mut scrape = String::new();
     eventually("all that had left is forgotten", async || {
         scrape = cluster.admin.get("/metrics").await.text();
-        !cluster.running.core().metrics.encode().contains("worker=\"x")
+        !cluster.running.core.metrics.encode().contains("worker=\"x")
     })
     .await;
     assert!(!scrape.contains("worker=\"x"), "{scrape}");

@@ -122,8 +122,7 @@ async fn a_body_that_does_not_come_is_a_408_and_frees_its_place() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let limits = "{ body_timeout: 100ms, in_flight_max: 1, drain_delay: 10ms }";
     let cluster = Cluster::start(Spec { limits, ..Spec::aggregated(1) }).await;
-    let mut socket =
-        tokio::net::TcpStream::connect(cluster.running.addresses().http).await.unwrap();
+    let mut socket = tokio::net::TcpStream::connect(cluster.running.addresses.http).await.unwrap();
     let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{";
     socket.write_all(head.as_bytes()).await.unwrap();
     let mut reply = [0; 12];
@@ -150,7 +149,7 @@ async fn requests_that_outlive_the_drain_grace_get_an_error() {
     let mut unanswered = tokio::task::JoinSet::new();
     let client = http.clone();
     unanswered.spawn(async move { client.post(COMPLETIONS, &whole).await });
-    let core = running.core().clone();
+    let core = running.core.clone();
     eventually("both are in flight", async || core.live.len() == 2).await;
     let (cut, last) = tokio::join!(running.drain(), async {
         let mut last = String::new();

@@ -308,7 +308,7 @@ async fn subscribers_of_one_address_are_bounded_and_leave_places_for_others() {
     assert_eq!(refused.json()["error"]["code"], "overloaded", "{}", refused.text());
     assert!(!refused.header("retry-after").is_empty());
     let mut elsewhere =
-        connect_from(Ipv4Addr::new(127, 0, 0, 2), cluster.running.addresses().admin).await;
+        connect_from(Ipv4Addr::new(127, 0, 0, 2), cluster.running.addresses.admin).await;
     let watch = b"GET /admin/live HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n";
     elsewhere.write_all(watch).await.unwrap();
     let mut status = [0; 12];

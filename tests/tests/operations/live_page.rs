@@ -326,7 +326,7 @@ async fn with_roles_the_page_asks_for_a_key_and_keeps_it_nowhere() {
     let cluster = tenants::start(&keys, "tenants: [ { name: acme } ]", spec).await;
     let browser = Browser::start().await;
     browser.set_screen(PHONE).await;
-    browser.open(&format!("http://{}/", cluster.running.addresses().admin)).await;
+    browser.open(&format!("http://{}/", cluster.running.addresses.admin)).await;
     browser.shows("#key-form", "This router asks for a key").await;
     fits(&browser).await;
     is_labelled(&browser).await;

@@ -102,7 +102,7 @@ async fn a_worker_that_a_shim_announces_with_an_https_url_is_reached_over_tls() 
     let spec = Spec { fleet: true, policy: "{ kind: round_robin }", ..Spec::aggregated(1) };
     let cluster = Cluster::start(behind(ServerCertificate::VALID, model, spec)).await;
     let server = TlsServer::start(cluster.engine("w0").http_addr(), ServerCertificate::VALID).await;
-    let fleet = cluster.running.addresses().fleet.unwrap();
+    let fleet = cluster.running.addresses.fleet.unwrap();
     let _shim = Shim::attach(fleet, hello("s0", &server.url())).await.unwrap();
     cluster.admin.post_with("/admin/workers/w0/drain", &[], "").await;
     let (path, body) = either(0, &prompt(8, "s"));

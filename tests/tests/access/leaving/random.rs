@@ -244,7 +244,7 @@ impl Stand {
 
     /// The status of the reply, once all of its output has come.
     async fn read(&self, planned: &Planned, body: &Value) -> u16 {
-        let address = self.cluster.running.addresses().http;
+        let address = self.cluster.running.addresses.http;
         let client = Hyper::builder(TokioExecutor::new()).build_http::<Full<Bytes>>();
         let request = Request::post(format!("http://{address}{}", planned.path))
             .header("authorization", bearer(&self.key))

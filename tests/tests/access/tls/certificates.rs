@@ -12,7 +12,7 @@ async fn a_new_certificate_is_used_for_new_connections_and_open_ones_go_on() {
     let folder = tempfile::tempdir().unwrap();
     put(folder.path(), "router");
     let router = SecureCluster::start(&tls_in(folder.path())).await;
-    let address = router.running.addresses().http;
+    let address = router.running.addresses.http;
     let before = TlsClient::default();
     let after = TlsClient { authority: "clients/ca", ..before };
     let mut open = before.connect(address).await.unwrap();
@@ -42,7 +42,7 @@ async fn a_broken_file_leaves_the_previous_certificate_in_use() {
     let folder = tempfile::tempdir().unwrap();
     put(folder.path(), "router");
     let router = SecureCluster::start(&tls_in(folder.path())).await;
-    let address = router.running.addresses().http;
+    let address = router.running.addresses.http;
     let client = TlsClient::default();
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
     let breaks: [&dyn Fn(); 4] = [

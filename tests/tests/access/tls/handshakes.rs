@@ -39,7 +39,7 @@ async fn slow_handshakes_are_closed_after_the_header_timeout_and_others_are_serv
     const CLIENTS: usize = 60;
     let limits = "{ header_timeout: 5s }";
     let router = SecureCluster::start_with(ROUTER, limits, "", whole_or_events).await;
-    let address = router.running.addresses().http;
+    let address = router.running.addresses.http;
     let mut kept = TlsClient::default().connect(address).await.unwrap();
     assert_eq!(ask(&mut kept, "/health").await, 200);
     let mut slow = JoinSet::new();
@@ -81,7 +81,7 @@ async fn slow_handshakes_are_closed_after_the_header_timeout_and_others_are_serv
 async fn a_client_without_a_request_is_closed_after_its_handshake() {
     let limits = "{ header_timeout: 3s }";
     let router = SecureCluster::start_with(ROUTER, limits, "", whole_or_events).await;
-    let mut stream = TlsClient::default().connect(router.running.addresses().http).await.unwrap();
+    let mut stream = TlsClient::default().connect(router.running.addresses.http).await.unwrap();
     let mut bytes = Vec::new();
     let _end = stream.read_to_end(&mut bytes).await;
     assert!(bytes.is_empty());
@@ -91,7 +91,7 @@ async fn a_client_without_a_request_is_closed_after_its_handshake() {
 #[tokio::test]
 async fn garbage_is_answered_with_an_alert_and_counted() {
     let router = SecureCluster::start(ROUTER).await;
-    let address = router.running.addresses().http;
+    let address = router.running.addresses.http;
     let mut damaged = client_hello();
     damaged.iter_mut().skip(9).step_by(3).for_each(|byte| *byte ^= 0x55);
     let too_long = [&[22, 3, 1, 0xff, 0xff][..], &[1; 70_000]].concat();
@@ -116,7 +116,7 @@ async fn garbage_is_answered_with_an_alert_and_counted() {
 #[tokio::test]
 async fn damaged_bytes_after_the_handshake_end_the_connection() {
     let router = SecureCluster::start(ROUTER).await;
-    let mut stream = TlsClient::default().connect(router.running.addresses().http).await.unwrap();
+    let mut stream = TlsClient::default().connect(router.running.addresses.http).await.unwrap();
     assert_eq!(ask(&mut stream, "/health").await, 200);
     let record = [&[23, 3, 3, 0, 40][..], &[7; 40]].concat();
     stream.get_mut().0.write_all(&record).await.unwrap();

@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Sends a request on a connection whose client has little room for what it does not read.
 async fn narrow(router: &SecureCluster, request: &[u8]) -> TlsStream<TcpStream> {
-    let socket = connect_narrow(router.running.addresses().http).await;
+    let socket = connect_narrow(router.running.addresses.http).await;
     let mut stream = over(socket, TlsClient::default().config().into()).await.unwrap();
     stream.write_all(request).await.unwrap();
     stream.flush().await.unwrap();
@@ -97,7 +97,7 @@ async fn a_steady_reader_gets_all_and_a_slow_one_is_disconnected() {
             .await;
     assert!(bytes < ANSWER_BYTES, "{bytes}");
     slow.until_cut("write_pace", 1).await;
-    let quick = TlsClient::default().connect(slow.running.addresses().http).await.unwrap();
+    let quick = TlsClient::default().connect(slow.running.addresses.http).await.unwrap();
     let quick = exchange(quick, &completion(false)).await;
     assert!(quick.error.is_none() && quick.bytes.len() > ANSWER_BYTES, "a quick reader gets all");
 }

@@ -34,7 +34,7 @@ async fn http1_is_served_over_tls_and_ends_with_close_notify() {
             assert!(reply.text().contains("\"ok\""), "{}", reply.text());
         }
     }
-    let stream = H1.connect(router.running.addresses().http).await.unwrap();
+    let stream = H1.connect(router.running.addresses.http).await.unwrap();
     let reply = exchange(stream, &completion(true)).await;
     assert!(reply.error.is_none() && reply.text().contains("[DONE]"), "{reply:?}");
     assert_eq!(router.cut().await, 0.0);
@@ -43,7 +43,7 @@ async fn http1_is_served_over_tls_and_ends_with_close_notify() {
 #[tokio::test]
 async fn http2_is_preferred_where_the_client_offers_it() {
     let router = SecureCluster::start(ROUTER).await;
-    let stream = H2.connect(router.running.addresses().http).await.unwrap();
+    let stream = H2.connect(router.running.addresses.http).await.unwrap();
     assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
     let (mut sender, connection) =
         http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
@@ -66,7 +66,7 @@ async fn http2_is_preferred_where_the_client_offers_it() {
 #[tokio::test]
 async fn grpc_is_served_over_tls_by_http2_only() {
     let router = SecureCluster::start(ROUTER).await;
-    let address = router.running.addresses().grpc.unwrap();
+    let address = router.running.addresses.grpc.unwrap();
     let authority = std::fs::read(fixture("ca.pem")).unwrap();
     let tls = ClientTlsConfig::new()
         .ca_certificate(Certificate::from_pem(authority))
@@ -90,7 +90,7 @@ async fn grpc_is_served_over_tls_by_http2_only() {
 #[tokio::test]
 async fn a_plain_request_to_a_tls_port_gets_an_explanation() {
     let router = SecureCluster::start(ROUTER).await;
-    let address = router.running.addresses().http;
+    let address = router.running.addresses.http;
     for request in [completion(false), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec()] {
         let reply = raw::exchange(address, &request).await.expect("a reply");
         assert_eq!(reply.status(), 400);
@@ -103,7 +103,7 @@ async fn a_plain_request_to_a_tls_port_gets_an_explanation() {
 #[tokio::test]
 async fn a_listener_may_speak_both_for_a_migration() {
     let router = SecureCluster::start(&format!("{ROUTER}, plain_text: true")).await;
-    let address = router.running.addresses().http;
+    let address = router.running.addresses.http;
     let reply = router.complete(TlsClient::default()).await;
     assert!(reply.error.is_none() && reply.text().contains("\"ok\""), "{reply:?}");
     let reply = raw::exchange(address, &completion(false)).await.expect("a reply");
@@ -122,21 +122,21 @@ async fn the_admin_listener_speaks_tls() {
         splitrail_tests::scripted_server::ScriptedServer::start(|_| ScriptedReply::json(200, "{}"))
             .await;
     let running = run(&yaml(&listen, "{}", "", &post.url())).await;
-    let mut stream = H1.connect(running.addresses().admin).await.unwrap();
+    let mut stream = H1.connect(running.addresses.admin).await.unwrap();
     assert_eq!(ask(&mut stream, "/ready").await, 200);
     let request = b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
-    let reply = H1.exchange(running.addresses().admin, request).await.text();
+    let reply = H1.exchange(running.addresses.admin, request).await.text();
     // 2120-01-01.
     let expires = "splitrail_certificate_expires_timestamp_seconds{listener=\"admin\"} 4733510400";
     assert!(reply.contains(expires), "{reply}");
-    let plain = Client::new(running.addresses().http).get("/health").await;
+    let plain = Client::new(running.addresses.http).get("/health").await;
     assert_eq!(plain.status, 200);
 }
 
 #[tokio::test]
 async fn sessions_are_resumed_and_early_data_is_not_accepted() {
     let router = SecureCluster::start(ROUTER).await;
-    let address = router.running.addresses().http;
+    let address = router.running.addresses.http;
     for versions in EACH_VERSION {
         let mut config = TlsClient { versions, ..TlsClient::default() }.config();
         config.enable_early_data = true;
@@ -171,7 +171,7 @@ async fn a_drain_completes_replies_and_closes_idle_connections_properly() {
         ScriptedReply::Held { first: bytes[..at].to_vec(), last: bytes[at..].to_vec() }
     })
     .await;
-    let address = router.running.addresses().http;
+    let address = router.running.addresses.http;
     // One has sent nothing, one has been answered, and one is being answered.
     let silent = H1.connect(address).await.unwrap();
     let mut idle = H1.connect(address).await.unwrap();

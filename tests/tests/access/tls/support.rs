@@ -53,13 +53,13 @@ impl SecureCluster {
         let listen = format!("{{ http: {listener}, grpc: {listener}, admin: 127.0.0.1:0 }}");
         let yaml = yaml(&listen, limits, top, &post.url());
         let running = run(&yaml).await;
-        let admin = Client::new(running.addresses().admin);
+        let admin = Client::new(running.addresses.admin);
         Self { running, post, admin }
     }
 
     /// Sends a request for a completion on a connection of its own, as `client`.
     pub(crate) async fn complete(&self, client: splitrail_tests::tls::TlsClient<'_>) -> Exchanged {
-        client.exchange(self.running.addresses().http, &completion(false)).await
+        client.exchange(self.running.addresses.http, &completion(false)).await
     }
 
     /// The sum of a metric's series whose labels contain all of `labels`.
@@ -108,7 +108,7 @@ pub(crate) async fn run(yaml: &str) -> Running {
     let listen = loaded.config.listen.clone();
     let core = assemble(loaded.config, None).unwrap();
     let running = Running::start(core, &listen).await.unwrap();
-    assert_eq!(wait_ready(running.core(), PATIENCE).await, None, "ready in time");
+    assert_eq!(wait_ready(&running.core, PATIENCE).await, None, "ready in time");
     running
 }
 

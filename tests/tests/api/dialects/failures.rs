@@ -226,7 +226,7 @@ async fn missing_hand_offs_of_an_engine_are_forgotten_with_its_process() {
         assert_eq!(trial.post("ok", MESSAGES, &body).await.route("local"), Some("no_hand_off"));
         asked.extend(trial.counts(["p0"]));
         if turn == 1 {
-            let core = trial.cluster.running.core();
+            let core = &trial.cluster.running.core;
             let roster = core.serving().models[0].pool.roster();
             roster.iter().for_each(|worker| worker.becomes_another());
         }

@@ -7,7 +7,7 @@ async fn http2_clients_with_prior_knowledge_are_served() {
     let cluster = start().await;
     let client: Hyper<_, Full<Bytes>> =
         Hyper::builder(TokioExecutor::new()).http2_only(true).build_http();
-    let address = cluster.running.addresses().http;
+    let address = cluster.running.addresses.http;
     for stream in [false, true] {
         let body = with(chat("hello"), "stream", stream).to_string();
         let request = Request::post(format!("http://{address}{CHAT}"))
@@ -27,7 +27,7 @@ async fn http2_clients_with_prior_knowledge_are_served() {
 #[tokio::test]
 async fn a_connection_serves_one_request_after_another() {
     let cluster = start().await;
-    let socket = tokio::net::TcpStream::connect(cluster.running.addresses().http);
+    let socket = tokio::net::TcpStream::connect(cluster.running.addresses.http);
     let io = TokioIo::new(socket.await.unwrap());
     let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await.unwrap();
     let conversation = async {
@@ -102,7 +102,7 @@ async fn readiness_is_served_on_both_listeners_and_health_means_alive() {
         assert_eq!(client.get("/health").await.status, 200);
         assert_eq!(client.get("/ready").await.status, 200);
     }
-    cluster.running.core().drain();
+    cluster.running.core.drain();
     for client in [&cluster.http, &cluster.admin] {
         assert_eq!(client.get("/health").await.status, 200);
         assert_eq!(client.get("/ready").await.status, 503);

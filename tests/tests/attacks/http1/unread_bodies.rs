@@ -94,7 +94,7 @@ async fn a_client_that_sends_all_of_its_body_first_reads_the_refusal() {
 async fn a_client_without_a_key_reads_the_401_after_sending_its_body() {
     let cluster =
         tenants::start(&Keys::empty(), "tenants: [ { name: a } ]", Spec::aggregated(1)).await;
-    let address = cluster.running.addresses().http;
+    let address = cluster.running.addresses.http;
     let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n";
     let reply = reply_after_sending(address, head, false).await;
     assert!(reply.starts_with("HTTP/1.1 401 "), "{reply:?}");

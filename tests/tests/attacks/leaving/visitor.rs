@@ -102,7 +102,7 @@ pub(super) enum Visitor {
 impl Visitor {
     /// Sends a request's head, and this share of its body.
     pub(super) async fn begin(trial: &Trial, protocol: Protocol, ask: &Ask, share: f64) -> Self {
-        let addresses = trial.cluster.running.addresses();
+        let addresses = trial.cluster.running.addresses;
         let (address, is_call) = match protocol {
             Grpc => (addresses.grpc.unwrap(), true),
             Http1 | Http2 => (addresses.http, false),

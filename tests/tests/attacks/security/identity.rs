@@ -95,7 +95,7 @@ async fn a_clients_sane_id_names_its_request_and_an_insane_one_is_replaced() {
     }
     let mut request = text_request("x", "");
     request.request_id = "grpc-ticket".into();
-    let address = cluster.running.addresses().grpc.unwrap();
+    let address = cluster.running.addresses.grpc.unwrap();
     let events = generate(address, request).await.unwrap();
     let told = events.iter().find_map(|event| match event {
         splitrail_proto::v1::generate_response::Event::Started(started) => {

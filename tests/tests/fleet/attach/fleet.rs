@@ -152,7 +152,7 @@ async fn a_replaced_worker_gets_a_complete_snapshot_again() {
     let config = serde_json::from_value(json!({
         "id": "s0", "role": "both", "url": URL, "kv_events": "tcp://127.0.0.1:7",
     }));
-    let fleet = router.running.fleet();
+    let fleet = &router.running.fleet;
     fleet.claim("sim", WorkerSource::Admin, config.expect("a worker")).expect("it may join");
     assert_eq!(shim.resync().await, "worker_replaced");
     shim.snapshot("m", 5, vec![run(None, 1..=2)]).await;
@@ -209,7 +209,7 @@ async fn a_replaced_worker_has_what_its_shim_reported_last() {
     let config = serde_json::from_value(json!({
         "id": "s0", "role": "both", "url": URL, "kv_events": "tcp://127.0.0.1:7",
     }));
-    let fleet = router.running.fleet();
+    let fleet = &router.running.fleet;
     fleet.claim("sim", WorkerSource::Admin, config.expect("a worker")).expect("it may join");
     assert_eq!(shim.resync().await, "worker_replaced");
     assert_eq!(ranks(), Some(4));
@@ -269,7 +269,7 @@ async fn a_shim_that_leaves_while_its_worker_is_replaced_drains_the_new_one() {
     let config = serde_json::from_value(json!({
         "id": "s0", "role": "both", "url": URL, "kv_events": "tcp://127.0.0.1:7",
     }));
-    let fleet = router.running.fleet();
+    let fleet = &router.running.fleet;
     fleet.claim("sim", WorkerSource::Admin, config.expect("a worker")).expect("it may join");
     // The session has not noticed yet that another worker has taken the place of this one.
     before.drain_for_shim("a test");

@@ -24,12 +24,12 @@ pub(crate) async fn router_with(top: &str, limits: &'static str) -> Cluster {
 
 /// Where shims attach.
 pub(crate) fn fleet_address(cluster: &Cluster) -> SocketAddr {
-    cluster.running.addresses().fleet.expect("a fleet listener")
+    cluster.running.addresses.fleet.expect("a fleet listener")
 }
 
 /// The only model.
 pub(crate) fn served(cluster: &Cluster) -> Arc<ServedModel> {
-    Arc::clone(&cluster.running.core().serving().models[0])
+    Arc::clone(&cluster.running.core.serving().models[0])
 }
 
 /// A worker by name, if it is there.

@@ -240,7 +240,7 @@ async fn a_leg_whose_prefill_failed_is_freed_by_a_further_prefill() {
 async fn killed(trial: &mut Trial, stream: bool) -> Reply {
     let body = completion(&prompt(60, "killed"));
     let body = if stream { streamed(&body) } else { body };
-    let http = splitrail_tests::Client::new(trial.cluster.running.addresses().http);
+    let http = splitrail_tests::Client::new(trial.cluster.running.addresses.http);
     trial.expect("ok");
     let asking = http.post(COMPLETIONS, &body);
     let killing = async {
@@ -288,7 +288,7 @@ async fn a_leg_whose_prefill_engine_is_gone_before_it_registers_is_counted_as_st
         assert_eq!(trial.post("ok", COMPLETIONS, &first).await.status, 200);
         let before = trial.cluster.engine("p0").state().totals.hand_offs_staged;
         trial.fault("d0", FaultKind::SlowFirstByte { delay_ms: 1500 }, Some(1));
-        let http = splitrail_tests::Client::new(trial.cluster.running.addresses().http);
+        let http = splitrail_tests::Client::new(trial.cluster.running.addresses.http);
         trial.expect("ok");
         let body = completion(&prompt(60, "late"));
         let body = if stream { streamed(&body) } else { body };
@@ -317,7 +317,7 @@ async fn an_engine_that_took_the_place_of_the_one_that_was_registered_with_frees
     let model = "timeouts: { prefill: 20s }".into();
     let mut trial = Trial::start(Spec { engine: slow_prefill, model, ..push(1, 1) }).await;
     let body = completion(&prompt(60, "killed"));
-    let http = splitrail_tests::Client::new(trial.cluster.running.addresses().http);
+    let http = splitrail_tests::Client::new(trial.cluster.running.addresses.http);
     let asking = http.post(COMPLETIONS, &body);
     let killing = async {
         registered(&trial).await;

@@ -54,7 +54,7 @@ async fn give_up(trial: &mut Trial, body: &Value) {
 
 /// Has the router take a worker for down until it is probed again.
 fn out_of_reach(cluster: &Cluster, worker: &str) {
-    let serving = cluster.running.core().serving();
+    let serving = cluster.running.core.serving();
     let roster = serving.models[0].pool.roster();
     let worker = roster.iter().find(|other| other.id() == worker).unwrap();
     worker.set_up(false, "a connection to it failed");
@@ -71,7 +71,7 @@ async fn a_router_that_stops_lets_its_repairs_end() {
         let mut trial = Trial::start(Spec { limits, ..slow() }).await;
         let mut client = None;
         if is_cut {
-            let address = trial.cluster.running.addresses().http;
+            let address = trial.cluster.running.addresses.http;
             let mut socket = TcpStream::connect(address).await.unwrap();
             let body = body.to_string();
             let request = raw::request("POST", COMPLETIONS, &[], body.as_bytes());
@@ -180,7 +180,7 @@ async fn the_work_of_a_repair_is_booked_and_charged() {
     body["note"] = "n".repeat(NOTE_BYTES).into();
     give_up(&mut trial, &body).await;
     let cluster = &trial.cluster;
-    eventually("the request has ended", async || cluster.running.core().live.is_empty()).await;
+    eventually("the request has ended", async || cluster.running.core.live.is_empty()).await;
     let workers = cluster.admin.get("/admin/workers").await.json();
     let memory = cluster.metric("splitrail_request_memory_bytes", &[]).await;
     assert_eq!(repairs(cluster, "finished").await, 0.0, "the repair has not ended yet");
@@ -272,7 +272,7 @@ async fn a_repair_without_room_counts_its_leg_as_stranded() {
     })
     .await;
     let cluster = &trial.cluster;
-    eventually("the request has ended", async || cluster.running.core().live.is_empty()).await;
+    eventually("the request has ended", async || cluster.running.core.live.is_empty()).await;
     // Its repair waits for the prefill leg, and takes the only place. Of the second pair, prefill has
     // replied, and decode has not registered.
     let before = cluster.engine("p0").state().totals.hand_offs_staged;

@@ -128,7 +128,7 @@ async fn grpc_takes_flow_and_threshold_as_http_does() {
     let model = "request_flows: [decode_only]\ngate: { kind: engine, index_first: false }";
     let spec = Spec { prefill: 1, decode: 1, model: model.into(), ..Spec::default() };
     let trial = Trial::start(spec).await;
-    let mut client = grpc_client(trial.cluster.running.addresses().grpc.unwrap());
+    let mut client = grpc_client(trial.cluster.running.addresses.grpc.unwrap());
     let message = v1::GenerateRequest {
         cache_hit_threshold: Some(0.5),
         ..text_request(&prompt(30, "grpc"), "")

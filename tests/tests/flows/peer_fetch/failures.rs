@@ -187,7 +187,7 @@ async fn a_fetch_that_waits_for_a_core_is_given_up_in_time() {
     let [first, second] = turns("cores");
     let pair = held(&mut trial, &first).await;
     // Other requests keep all cores that compute tokens.
-    let preparer = &trial.cluster.running.core().preparer;
+    let preparer = &trial.cluster.running.core.preparer;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let begun = Arc::new(AtomicUsize::new(0));
     let (mut busy, mut working) = (Vec::new(), tokio::task::JoinSet::new());
@@ -228,7 +228,7 @@ async fn a_client_that_leaves_does_not_fail_the_fetch_of_those_who_wait_for_it()
         trial.expect("ok");
         Sent::new(&trial, &body)
     });
-    let serving = trial.cluster.running.core().serving();
+    let serving = trial.cluster.running.core.serving();
     let roster = serving.models[0].pool.roster();
     let fetcher = roster.iter().find(|worker| worker.id() == pair.other).unwrap();
     eventually("the others wait for the prefix", async || fetcher.load.booked.requests() == 3)

@@ -74,7 +74,7 @@ async fn a_dry_run_says_why_a_fetch_takes_two_steps() {
     let [first, second] = turns("two");
     held(&mut trial, &first).await;
     assert_eq!(no_one_shot(&trial, &second).await, Value::Null);
-    let serving = trial.cluster.running.core().serving();
+    let serving = trial.cluster.running.core.serving();
     let pool = &serving.models[0].pool;
     let fetcher = pool.roster().named("p1").cloned().unwrap();
     fetcher.transfer.read_back.ended(false, Instant::now());
@@ -101,7 +101,7 @@ async fn a_dry_run_says_why_nothing_is_read_back() {
     assert_eq!(why(&trial, &first).await, "flag_unknown");
     served(&mut trial, &first).await;
     assert_eq!(why(&trial, &other).await, "nothing_kept");
-    let serving = trial.cluster.running.core().serving();
+    let serving = trial.cluster.running.core.serving();
     let pool = &serving.models[0].pool;
     let reader = pool.roster().named("p0").cloned().unwrap();
     reader.transfer.read_back.ended(false, Instant::now());
@@ -143,7 +143,7 @@ async fn a_read_that_is_too_dear_is_not_why_a_fetch_takes_two_steps() {
     let ids = reply.json()["choices"][0]["token_ids"].as_array().unwrap().clone();
     let ids = ids.iter().map(|id| id.as_u64().unwrap());
     let next: Vec<u64> = first.into_iter().chain(ids).chain([7; 20]).collect();
-    let serving = trial.cluster.running.core().serving();
+    let serving = trial.cluster.running.core.serving();
     let pool = &serving.models[0].pool;
     let [fetcher, keeper] = ["p1", &keeper].map(|id| pool.roster().named(id).cloned().unwrap());
     fetcher.transfer.read_back.set_keeps_for_read_back(true);

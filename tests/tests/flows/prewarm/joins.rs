@@ -127,7 +127,7 @@ async fn prewarming_takes_two_steps_and_shows_which_engines_could_take_one_shot(
     let asked = steps(&trial, "p1");
     let [step] = &asked[..] else { panic!("one request: {asked:?}") };
     assert_eq!(step["kv_transfer_params"]["do_remote_prefill"], true);
-    let serving = trial.cluster.running.core().serving();
+    let serving = trial.cluster.running.core.serving();
     let worker = serving.models[0].pool.roster().named("p1").cloned().unwrap();
     assert_eq!(worker.transfer.read_back.keeps_for_read_back(), Some(true));
     trial.staged_blocks_are_freed().await;

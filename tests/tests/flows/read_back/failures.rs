@@ -93,7 +93,7 @@ async fn a_prefill_engine_without_the_flag_is_asked_once_and_then_left_alone() {
 
 /// Blocks that the router takes to be pinned on `d0`.
 fn pinned(trial: &Trial) -> u64 {
-    let serving = trial.cluster.running.core().serving();
+    let serving = trial.cluster.running.core.serving();
     let pool = &serving.models[0].pool;
     let roster = pool.roster();
     let keeper = roster.iter().find(|worker| worker.id() == "d0").unwrap();

@@ -193,7 +193,7 @@ async fn a_router_that_stops_frees_the_pins_of_all_models_at_the_same_time() {
         assert_eq!(reply.status, 200, "{}", reply.text());
     }
     let cluster = trial.cluster;
-    let metrics = std::sync::Arc::clone(&cluster.running.core().metrics);
+    let metrics = std::sync::Arc::clone(&cluster.running.core.metrics);
     cluster.running.drain().await;
     let released = [("outcome", "released")];
     let metrics = metrics.encode();
@@ -215,7 +215,7 @@ async fn a_leg_that_only_fetches_leaves_nothing_pinned() {
     .await;
     assert_eq!(ends(&trial, "unusable").await, 1.0);
     // The samples' own reply, which has no hand-off, says nothing of the engine.
-    let core = trial.cluster.running.core().serving();
+    let core = trial.cluster.running.core.serving();
     let roster = core.models[0].pool.roster();
     let keeper = roster.iter().find(|worker| worker.id() == "d0").unwrap();
     assert_eq!(keeper.transfer.read_back.keeps_for_read_back(), Some(true));
@@ -252,7 +252,7 @@ async fn a_worker_that_was_only_out_of_reach_keeps_its_pins_and_a_new_process_ha
     let up = async |trial: &Trial| {
         trial.cluster.metric("splitrail_worker_up", &[("worker", "d0")]).await == 1.0
     };
-    let serving = trial.cluster.running.core().serving();
+    let serving = trial.cluster.running.core.serving();
     let keeper = serving.models[0].pool.roster().named("d0").cloned().unwrap();
     keeper.set_up(false, "a connection to it failed");
     eventually("it is back", async || up(&trial).await).await;

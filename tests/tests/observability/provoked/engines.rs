@@ -147,7 +147,7 @@ async fn a_prefill_engine_that_dies_before_it_has_pushed_fires_decode_legs_stran
     };
     let mut watched = Watched::start(spec).await;
     watched.is_healthy().await;
-    let http = splitrail_tests::Client::new(watched.cluster.running.addresses().http);
+    let http = splitrail_tests::Client::new(watched.cluster.running.addresses.http);
     let body = completion(&prompt(60, "stranded"));
     let asking = http.post(COMPLETIONS, &body);
     let killing = async {

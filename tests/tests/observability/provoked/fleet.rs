@@ -65,7 +65,7 @@ async fn a_name_that_cannot_be_resolved_fires_discovery_fails() {
 async fn a_shim_that_is_refused_again_and_again_fires_shims_refused() {
     let watched = Watched::start(Spec { fleet: true, ..Spec::aggregated(1) }).await;
     watched.is_healthy().await;
-    let listener = watched.cluster.running.addresses().fleet.unwrap();
+    let listener = watched.cluster.running.addresses.fleet.unwrap();
     let hello = v1::Hello { model: "unknown".into(), ..hello("stranger", "http://127.0.0.1:1") };
     let refused = Shim::attach(listener, hello).await.err().unwrap();
     assert_eq!(refused.code(), Code::NotFound);

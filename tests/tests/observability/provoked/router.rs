@@ -43,7 +43,7 @@ async fn routers_with_different_configurations_fire_replicas_differ() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("router.log");
     let other = RouterProcess::serve(folder.path(), &cluster.yaml, &[], &log).await;
-    let watch = Watch::of(&[cluster.running.addresses().admin, other.admin]).await;
+    let watch = Watch::of(&[cluster.running.addresses.admin, other.admin]).await;
     watch.is_healthy().await;
     let yaml = cluster.yaml.replace("kv_overlap", "least_loaded");
     assert_eq!(cluster.reload(&yaml).await.status, 200);

@@ -90,7 +90,7 @@ async fn pictures_show_what_the_manual_says_of_them() {
     }
     let browser = Browser::start().await;
     browser.set_screen(WIDE).await;
-    browser.open(&format!("http://{}/", cluster.running.addresses().admin)).await;
+    browser.open(&format!("http://{}/", cluster.running.addresses.admin)).await;
     for pool in ["2 of 2 serving"; 2] {
         browser.shows(".cluster .pool", pool).await;
     }

@@ -65,7 +65,7 @@ fn mutate(yaml: &str, dice: &mut Dice) -> String {
 #[tokio::test]
 async fn a_mutated_file_is_applied_in_full_or_changes_nothing() {
     let cluster = Cluster::start(Spec::aggregated(2)).await;
-    let core = cluster.running.core();
+    let core = &cluster.running.core;
     let file = cluster.files.path().join("splitrail.yaml");
     let variants = [
         cluster.yaml.clone(),

@@ -10,7 +10,7 @@ use super::support::{but, served};
 
 /// A reload that must be refused and change nothing; gives its problems.
 async fn refused(cluster: &Cluster, yaml: &str) -> Vec<Value> {
-    let core = cluster.running.core();
+    let core = &cluster.running.core;
     let (serving, roster) = (core.serving(), core.serving().models[0].pool.roster());
     let shown = cluster.admin.get("/admin/config").await.text();
     let reply = cluster.reload(yaml).await;
@@ -85,10 +85,10 @@ async fn mistakes_and_missing_files_are_refused_with_their_places() {
 async fn nothing_is_reloaded_while_draining_or_without_a_file() {
     let cluster = Cluster::start(Spec::aggregated(1)).await;
     let yaml = but(&cluster.yaml, "    workers:\n", "    lease: 9s\n    workers:\n");
-    cluster.running.core().drain();
+    cluster.running.core.drain();
     let reply = cluster.reload(&yaml).await;
     assert_eq!(reply.status, 503, "{}", reply.text());
-    assert!(matches!(cluster.running.reload().now().await, Err(ReloadError::Draining)));
+    assert!(matches!(cluster.running.reload.now().await, Err(ReloadError::Draining)));
     // No configuration is at fault, so nothing tells operators that one is.
     let refused = [("result", "refused")];
     assert_eq!(cluster.metric("splitrail_reloads_total", &refused).await, 0.0);
@@ -101,5 +101,5 @@ models: [ { name: m, flow: aggregated, tokenizer: { kind: none },
     let listen = config.listen.clone();
     let core = splitrail_router::assemble::assemble(config, None).unwrap();
     let running = splitrail_router::run::Running::start(core, &listen).await.unwrap();
-    assert!(matches!(running.reload().now().await, Err(ReloadError::NoFile)));
+    assert!(matches!(running.reload.now().await, Err(ReloadError::NoFile)));
 }

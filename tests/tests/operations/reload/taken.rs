@@ -13,10 +13,10 @@ use super::support::{but, served, taken, without};
 #[tokio::test]
 async fn an_unchanged_file_changes_nothing() {
     let cluster = Cluster::start(Spec::default()).await;
-    let before = cluster.running.core().serving();
+    let before = cluster.running.core.serving();
     let report = taken(&cluster, &format!("# A comment.\n{}", cluster.yaml)).await;
     assert_eq!((&report["result"], &report["changes"]), (&json!("unchanged"), &json!([])));
-    let after = cluster.running.core().serving();
+    let after = cluster.running.core.serving();
     assert!(Arc::ptr_eq(&before.models[0], &after.models[0]));
     assert_eq!(cluster.metric("splitrail_reloads_total", &[("result", "unchanged")]).await, 1.0);
 }
@@ -28,14 +28,14 @@ async fn a_changed_policy_keeps_index_and_workers() {
         served(&cluster, &format!("a{turn}")).await;
     }
     cluster.settle().await;
-    let before = cluster.running.core().serving().models[0].clone();
+    let before = cluster.running.core.serving().models[0].clone();
     let held = cluster.metric("splitrail_index_blocks", &[]).await;
     assert!(held > 0.0);
     let yaml = but(&cluster.yaml, "kind: kv_overlap", "kind: kv_overlap, load_weight: 2.5");
     let report = taken(&cluster, &yaml).await;
     let change = json!({"path": "models[sim].policy.load_weight", "old": 1.0, "new": 2.5});
     assert_eq!(report["changes"], json!([change]));
-    let after = cluster.running.core().serving().models[0].clone();
+    let after = cluster.running.core.serving().models[0].clone();
     assert!(!Arc::ptr_eq(&before, &after));
     // At once, not some time later: nothing was forgotten and read again.
     assert_eq!(cluster.metric("splitrail_index_blocks", &[]).await, held);
@@ -55,7 +55,7 @@ async fn workers_come_go_and_change_by_name() {
     let cluster = Cluster::start(Spec::aggregated(3)).await;
     let engine = SimEngine::start(SimConfig::default()).await.unwrap();
     let number = |id: &str| {
-        let roster = cluster.running.core().serving().models[0].pool.roster();
+        let roster = cluster.running.core.serving().models[0].pool.roster();
         roster.named(id).map(|worker| worker.index)
     };
     let before = ["w0", "w1", "w2"].map(number);
@@ -163,7 +163,7 @@ async fn a_replaced_pool_is_freed_with_the_last_request_that_uses_it() {
     let mut events = cluster.http.stream(COMPLETIONS, &body).await;
     events.next().await.unwrap();
     let before = {
-        let served = cluster.running.core().serving().models[0].clone();
+        let served = cluster.running.core.serving().models[0].clone();
         Arc::downgrade(&served.pool)
     };
     let yaml = but(&cluster.yaml, "block_size: 16", "block_size: auto");
@@ -203,7 +203,7 @@ async fn breakers_and_limits_are_those_of_the_file() {
     let kept = cluster.admin.get("/admin/decisions").await.json();
     assert_eq!(kept["decisions"].as_array().unwrap().len(), 1);
     let yaml = but(&yaml, "    workers:\n", "    breaker: { failures: 1 }\n    workers:\n");
-    let worker = cluster.running.core().serving().models[0].pool.roster().named("w0").cloned();
+    let worker = cluster.running.core.serving().models[0].pool.roster().named("w0").cloned();
     taken(&cluster, &yaml).await;
     let breaker = worker.as_ref().unwrap().breaker(splitrail_policy::Leg::Decode);
     assert!(breaker.fail(std::time::Instant::now()), "one failure opens it now");
@@ -265,7 +265,7 @@ async fn seen_up(cluster: &Cluster) -> bool {
 #[tokio::test]
 async fn a_tokenizers_files_are_read_again_if_they_changed() {
     let cluster = Cluster::start(Spec::aggregated(1)).await;
-    let tokenizer = || cluster.running.core().serving().models[0].prompt.clone().unwrap();
+    let tokenizer = || cluster.running.core.serving().models[0].prompt.clone().unwrap();
     let before = tokenizer();
     let file = cluster.files.path().join("tokenizer_config.json");
     let text = std::fs::read_to_string(&file).unwrap();

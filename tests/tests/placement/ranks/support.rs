@@ -36,7 +36,7 @@ pub(crate) async fn known(cluster: &Cluster, pins: bool) {
 
 /// Blocks that the index holds of each rank of a worker.
 pub(crate) fn indexed(cluster: &Cluster, worker: &str) -> Vec<usize> {
-    let serving = cluster.running.core().serving();
+    let serving = cluster.running.core.serving();
     let pool = &serving.models[0].pool;
     let worker = pool.roster().named(worker).cloned().unwrap();
     let index = pool.index();

@@ -46,7 +46,7 @@ async fn the_attempt_without_the_prefix_needs_no_retry_budget() {
     learned(&mut trial).await;
     let [first, second] = turns("budget");
     let pair = held(&mut trial, &first).await;
-    let serving = trial.cluster.running.core().serving();
+    let serving = trial.cluster.running.core.serving();
     while serving.models[0].retry_budget.withdraw() {}
     trial.fault(&pair.holder, FaultKind::RefusePulls, Some(1));
     let reply = served(&mut trial, &second).await;
@@ -94,7 +94,7 @@ async fn a_leg_that_outlasts_the_lease_is_given_up_and_its_engine_gets_no_other_
     assert_eq!(whole_text(&reply.json(), 0), reference.text(COMPLETIONS, &second).await);
     fetched_by(&trial, &reply, "one_shot", "timed_out").await;
     assert_eq!(reply.route("prefill"), Some("p1"));
-    let serving = trial.cluster.running.core().serving();
+    let serving = trial.cluster.running.core.serving();
     let worker = serving.models[0].pool.roster().named("p1").cloned().unwrap();
     assert!(
         !worker.transfer.read_back.may_read(Instant::now()),

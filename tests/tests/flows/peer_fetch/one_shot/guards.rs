@@ -38,7 +38,7 @@ async fn an_engine_without_the_flag_gets_two_steps() {
 async fn a_flag_is_that_of_one_process() {
     let mut trial = Trial::start(one_shot(2, 1)).await;
     learned(&mut trial).await;
-    let serving = trial.cluster.running.core().serving();
+    let serving = trial.cluster.running.core.serving();
     let worker = serving.models[0].pool.roster().named("p1").cloned().unwrap();
     assert_eq!(worker.transfer.read_back.keeps_for_read_back(), Some(true));
     worker.becomes_another();
@@ -184,7 +184,7 @@ async fn blocks_that_a_source_lost_and_computes_again_are_not_reported_as_cached
 async fn a_model_whose_engines_count_other_tokens_takes_two_steps() {
     let mut trial = Trial::start(one_shot(2, 1)).await;
     learned(&mut trial).await;
-    let serving = trial.cluster.running.core().serving();
+    let serving = trial.cluster.running.core.serving();
     serving.models[0].pool.read_back.distrust();
     takes_two_steps(&mut trial, "distrusted").await;
     trial.staged_blocks_are_freed().await;
@@ -240,7 +240,7 @@ async fn an_engine_that_counts_other_tokens_ends_one_shot_fetches_for_the_model(
     assert_eq!(whole_text(&reply.json(), 0), reference.text(COMPLETIONS, &second).await);
     assert_eq!(recorded(&trial, &reply).await["outcome"], "mismatch");
     assert_eq!(went(&trial, "one_shot", "mismatch").await, 1.0);
-    let serving = trial.cluster.running.core().serving();
+    let serving = trial.cluster.running.core.serving();
     assert!(serving.models[0].pool.read_back.is_distrusted());
     drain(&trial, "p1").await;
     trial.staged_blocks_are_freed().await;
