@@ -233,6 +233,7 @@ mod tests {
         let merged = merge([(0, &replies[0].as_ref().unwrap()[..])]);
         let text = to_text(&replies, &merged, 0);
         assert_eq!(text.lines().count(), 2, "{text}");
+        assert!(text.contains(" role") && !text.contains(" group"), "{text}");
         assert!(!text.contains('\u{1b}') && text.contains("\\u{1b}[2J\\nd0 serving "), "{text}");
     }
 

@@ -169,3 +169,20 @@ fn list(found: &[Value], slowest: bool) -> String {
     let table = lines(&titles, &rows.collect::<Vec<_>>());
     [vec![head, String::new()], table].concat().join("\n")
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_needs_no_seconds_and_mistakes_name_an_example() {
+        let at = |text: &str| time(text).map(|at| humantime::format_rfc3339(at).to_string());
+        for text in ["2026-11-25T14:03Z", "2026-11-25 14:03", "2026-11-25T14:03:00Z"] {
+            assert_eq!(at(text).unwrap(), "2026-11-25T14:03:00Z", "{text}");
+        }
+        assert!(at("14:03").unwrap_err().contains("for example `2026-11-25T14:03Z`"));
+        assert!(duration("x").unwrap_err().contains("for example `15m`"));
+        assert_eq!(duration("90s"), Ok(Duration::from_secs(90)));
+    }
+}

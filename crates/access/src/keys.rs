@@ -418,7 +418,10 @@ mod tests {
         let source = KeySource::open(&file.path()).unwrap();
         let end = humantime::parse_rfc3339("2026-01-01T00:00:00Z").unwrap();
         assert!(source.holder(&key, end - Duration::from_millis(1)).is_ok());
+        assert!(source.expired_and_used(end - Duration::from_secs(60)).is_empty());
         assert_eq!(source.holder(&key, end), Err(Refusal::Expired));
+        let used = |since| source.expired_and_used(since).len();
+        assert_eq!([end, end + Duration::from_secs(1)].map(used), [1, 0]);
     }
 
     #[test]

@@ -49,7 +49,6 @@ use splitrail_api::error::{Error, ErrorKind};
 use splitrail_config::model::{OnNoPrefill, RequestFlow};
 use splitrail_fleet::{Exclusion, ServedModel, Worker};
 use splitrail_ledger::decisions::DecisionHandle;
-use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
 use splitrail_transfer::participants::{excluded_from_decode, none_hands_over};
 use splitrail_transfer::staged::PrefillResult;
@@ -284,7 +283,9 @@ async fn run_reply_leg(
     // The engine may have received the hand-off, so an attempt after a failure needs a new one.
     let generated = boxed_future(|| generate(&sending, staged)).await;
     if let Some(prefill) = prefill.filter(|_| staged.is_none()) {
-        attempts.exclude(judge_hand_off(&context.served, &prefill, &placed.worker, &generated));
+        if judge_hand_off(&context.served, &prefill, &placed.worker, &generated) {
+            attempts.use_another_prefill_worker(&context.served, &prefill);
+        }
     }
     if matches!(generated, Ok(Generation::Started(_))) {
         record_computed_prompt(context, unit, &placed);
@@ -295,14 +296,14 @@ async fn run_reply_leg(
     conclude(context, attempts, leg, &placed.worker, generated)
 }
 
-/// Records how a decode leg has fared with the hand-off of a prefill worker. After a failure, that worker
-/// is excluded as well if another one is up: the engine that pulls reports it, but either may be at fault.
+/// Records how a decode leg has fared with the hand-off of a prefill worker. Returns whether it has failed:
+/// the engine that pulls reports it, but either may be at fault.
 fn judge_hand_off(
     served: &ServedModel,
     prefill: &Worker,
     decode: &Worker,
     generated: &Result<Generation, Error>,
-) -> Vec<Exclusion> {
+) -> bool {
     let (model, worker) = (served.name(), prefill.id());
     let hand_offs = &prefill.transfer.failed_hand_offs;
     match generated {
@@ -310,22 +311,18 @@ fn judge_hand_off(
             if hand_offs.record_success() {
                 tracing::info!(model, worker, "decode workers take its hand-offs again");
             }
-            Vec::new()
+            false
         }
         Err(error) if error.kind() == ErrorKind::EngineFailed => {
-            if hand_offs.record_failure(decode.index, Instant::now()) {
-                tracing::warn!(
-                    model,
-                    worker,
-                    %error,
-                    "two decode workers have failed on its hand-offs: it hands nothing over for a while"
-                );
+            let counts = served.config.breaker.failures > 0;
+            if counts && hand_offs.record_failure(decode.index, Instant::now()) {
+                let what =
+                    "decode workers fail on its hand-offs: it hands nothing over for a while";
+                tracing::warn!(model, worker, %error, "{what}");
             }
-            let exclusion = [Exclusion::new(prefill.index, VetoReason::NoHandOff)];
-            let others = served.pool.any_up(Leg::Prefill, &exclusion);
-            exclusion.into_iter().filter(|_| others).collect()
+            true
         }
-        Ok(Generation::BelowThreshold(_)) | Err(_) => Vec::new(),
+        Ok(Generation::BelowThreshold(_)) | Err(_) => false,
     }
 }
 

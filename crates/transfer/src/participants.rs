@@ -8,20 +8,24 @@ use splitrail_fleet::{Exclusion, Pool, ServedModel, Worker};
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
 
-/// Exclusions for the workers that return no hand-offs for an endpoint, as past replies showed, or on
-/// whose hand-offs decode workers fail. Empty if the connector's replies never carry hand-offs.
+/// Exclusions for the workers that return no hand-offs for an endpoint, as past replies showed, and for
+/// those on whose hand-offs decode workers fail. Empty if the connector's replies never carry hand-offs.
 pub fn without_hand_offs(served: &ServedModel, endpoint: Endpoint, now: Instant) -> Vec<Exclusion> {
-    let dialect = endpoint.dialect();
     if !served.config.connector.is_pulled() {
         return Vec::new();
     }
-    let misses = |worker: &&Worker| {
-        !worker.transfer.missing_hand_offs.may_come(dialect, now)
-            || !worker.transfer.failed_hand_offs.may_hand_over(now)
-    };
+    let dialect = endpoint.dialect();
     let roster = served.pool.roster();
-    let missing = roster.iter().map(|worker| &**worker).filter(misses);
-    missing.map(|worker| Exclusion::new(worker.index, VetoReason::NoHandOff)).collect()
+    let exclude = |misses: &dyn Fn(&Worker) -> bool| -> Vec<Exclusion> {
+        let missing = roster.iter().filter(|worker| misses(worker));
+        missing.map(|worker| Exclusion::new(worker.index, VetoReason::NoHandOff)).collect()
+    };
+    let missing = exclude(&|worker| !worker.transfer.missing_hand_offs.may_come(dialect, now));
+    let failed = exclude(&|worker| !worker.transfer.failed_hand_offs.may_hand_over(now));
+    // A fault that all hand-offs share is none of the workers that hand over.
+    let all = [&missing[..], &failed].concat();
+    let others = failed.is_empty() || served.pool.any_up(Leg::Prefill, &all);
+    if others { all } else { missing }
 }
 
 /// The exclusion of the last worker that can decode, if only one is left. It does not get the

@@ -54,6 +54,7 @@ async fn a_request_needs_a_valid_key() {
     let bad_bearer = bearer(bad);
     for (headers, named) in [
         (&[("authorization", bad_bearer.as_str())][..], "in `authorization: Bearer` is not valid"),
+        (&[("authorization", bad)], "write `Bearer ` before the key"),
         (&[("x-api-key", bad)], "in `x-api-key` is not valid"),
         (&[("authorization", &bad_bearer), ("x-api-key", &key)], "`x-api-key` counts only without"),
         (&[("api-key", &key)], "send `authorization: Bearer KEY` or `x-api-key: KEY`"),

@@ -44,6 +44,11 @@ async fn the_list_of_models_says_how_long_a_prompt_may_be_and_since_when_a_model
 async fn clients_of_anthropic_get_the_list_of_models_in_its_form() {
     let cluster = start().await;
     let version = [("anthropic-version", "2023-06-01")];
+    eventually("the contexts are known", async || {
+        let list = cluster.http.get_with("/v1/models", &version).await.json();
+        entries(&list).iter().all(|model| model["max_input_tokens"] == 400)
+    })
+    .await;
     let list = cluster.http.get_with("/v1/models?limit=1000", &version).await.json();
     assert_eq!((&list["first_id"], &list["last_id"]), (&"default".into(), &"sim".into()));
     assert_eq!(list["has_more"], false);

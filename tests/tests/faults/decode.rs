@@ -133,6 +133,29 @@ async fn a_refused_transfer_is_retried_with_a_new_hand_off() {
 }
 
 #[tokio::test]
+async fn a_prefill_worker_from_which_no_decode_worker_can_pull_is_named_and_left_out() {
+    let mut trial = Trial::start(in_turn(2, "")).await;
+    trial.fault("p0", FaultKind::RefusePulls, None);
+    let hand_offs = async || {
+        let found = trial.cluster.admin.get("/admin/attention").await.json();
+        let found = found["needs_attention"].as_array().unwrap().clone();
+        let named = found.into_iter().find(|one| one["kind"] == "no_hand_off");
+        named.map(|one| one["workers"].to_string())
+    };
+    assert_eq!(hand_offs().await, None);
+    for turn in 0..6 {
+        let body = completion(&prompt(40, &format!("nobody{turn}-")));
+        let reply = trial.cluster.http.post(COMPLETIONS, &body).await;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        assert_eq!(reply.route("prefill"), Some("p1"), "turn {turn}");
+    }
+    assert_eq!(hand_offs().await.as_deref(), Some(r#"["p0"]"#));
+    assert!(trial.counts(["p0"])[0] <= 3, "it is left out");
+    (0..6).for_each(|_| trial.expect("ok"));
+    trial.finish().await;
+}
+
+#[tokio::test]
 async fn a_prefill_worker_that_dies_between_the_legs_is_replaced() {
     let reference = Reference::start().await;
     let mut trial = Trial::start(in_turn(2, "")).await;

@@ -1,6 +1,7 @@
 //! Behaviour of the engine dialects, on recorded bytes where possible.
 #![allow(clippy::unwrap_used)]
 
+mod cache_groups;
 mod check;
 mod corpus;
 mod fake_engine;

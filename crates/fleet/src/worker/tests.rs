@@ -1,6 +1,10 @@
 //! What a worker forgets when its engine is another process.
 #![allow(clippy::unwrap_used)]
 
+use std::time::Duration;
+
+use splitrail_config::model::BreakerConfig;
+
 use super::*;
 use crate::engine_facts::KvNames;
 use crate::parity::Parity;
@@ -29,6 +33,31 @@ fn nothing_that_was_learned_of_an_engine_outlives_its_process() {
     assert_eq!(*worker.engine.facts.kv_names(), KvNames::default());
     assert_eq!((believed, worker.kv.parity.is_believed()), (true, false));
     assert_eq!(worker.process(), before + 1);
+}
+
+#[test]
+fn a_breaker_is_closed_by_what_shows_that_the_engine_works_and_by_nothing_else() {
+    use splitrail_api::error::{Error, ErrorKind};
+    let error = |kind| Error::new(kind, "x");
+    let opens = |between: Option<Error>| {
+        let worker = worker("w");
+        worker.set_breakers(BreakerConfig { failures: 2, cooldown: Duration::from_secs(9) });
+        worker.record(Leg::Decode, Some(&error(ErrorKind::EngineFailed)));
+        worker.record(Leg::Decode, between.as_ref());
+        worker.record(Leg::Decode, Some(&error(ErrorKind::EngineFailed)));
+        worker.breaker(Leg::Decode).is_open()
+    };
+    assert!(!opens(None) && !opens(Some(error(ErrorKind::EngineRejected(400)))));
+    for kind in [ErrorKind::EngineTimeout, ErrorKind::ForeignReply, ErrorKind::ClientGone] {
+        assert!(opens(Some(error(kind))), "{kind:?}");
+    }
+    let worker = worker("w");
+    worker.set_breakers(BreakerConfig { failures: 2, cooldown: Duration::from_secs(9) });
+    let silent = error(ErrorKind::EngineTimeout).of_silent_stream();
+    (0..2).for_each(|_| worker.record(Leg::Decode, Some(&silent)));
+    assert!(worker.breaker(Leg::Decode).is_open(), "streams that fall silent");
+    worker.record_restart();
+    assert!(!worker.breaker(Leg::Decode).is_open(), "they were of another process");
 }
 
 #[test]

@@ -57,6 +57,14 @@ impl DecodeAttempts {
         self.failed.extend(workers);
     }
 
+    /// Excludes a prefill worker on whose hand-off a decode leg has failed, if another one is up.
+    pub(crate) fn use_another_prefill_worker(&mut self, served: &ServedModel, worker: &Worker) {
+        self.failed.push(Exclusion::new(worker.index, VetoReason::NoHandOff));
+        if !served.pool.any_up(Leg::Prefill, &self.failed) {
+            self.failed.pop();
+        }
+    }
+
     /// Notes that a worker has failed a leg, and allows a further attempt.
     ///
     /// # Errors

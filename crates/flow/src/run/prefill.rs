@@ -76,10 +76,10 @@ impl PrefillAttempts {
         let mut excluded = excluded_from_prefill(&context.served, failed_decode);
         excluded.extend(too_short(&context.served, Leg::Prefill, unit, PREFILL_OUTPUT_TOKENS));
         let mut missing = without_hand_offs(&context.served, context.endpoint, Instant::now());
-        let lacks = |one: &&Exclusion| {
-            matches!(one.reason, VetoReason::LacksEndpoint | VetoReason::NoHandOff)
-        };
+        let lacks = |one: &&Exclusion| one.reason == VetoReason::LacksEndpoint;
         missing.extend(failed_decode.iter().filter(lacks));
+        let failed_hand_off = |one: &&Exclusion| one.reason == VetoReason::NoHandOff;
+        excluded.extend(failed_decode.iter().filter(failed_hand_off));
         excluded.extend(failed_decode.iter().filter(|one| is_about_adapters(one)));
         Self { excluded, missing, left, failures, rules }
     }

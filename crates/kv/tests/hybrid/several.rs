@@ -91,3 +91,29 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_group_whose_event_comes_before_that_of_the_spine_counts() {
+    let mut index = index(&[]);
+    let key = WorkerKey { worker: 0, rank: 0 };
+    let name = |block: u32| EngineHash(block.into());
+    let group = CacheGroup { number: 1, rule: GroupRule::State, block_size: BLOCK_SIZE };
+    let (parent, adapter, salt, tier) = (None, None, None, Tier::Device);
+    let early = KvEvent::GroupStored { group, parent, tokens: 8, hashes: vec![name(2)] };
+    index.apply(key, &early);
+    let block = |block| StoredBlock { hash: name(block), tokens: tokens(block), opaque: false };
+    let blocks = vec![block(1), block(2), block(3)];
+    index.apply(key, &KvEvent::Stored { parent, blocks, adapter, salt, tier });
+    let namespace = Namespace { salt: None, model: "m", adapter: None, block_size: BLOCK_SIZE };
+    let prompt: Vec<u32> = (1..=4).flat_map(tokens).collect();
+    let (mut hashes, mut overlaps) = (Vec::new(), Overlaps::new());
+    chain_hashes(&namespace, SEED, &prompt, &mut hashes);
+    let mut usable = |index: &Index| {
+        index.reader().find_resumed(&hashes, 4, &mut overlaps);
+        (overlaps.spine_blocks(key), overlaps.get(key).blocks)
+    };
+    assert_eq!(usable(&index), (3, 2));
+    index.apply(key, &KvEvent::GroupRemoved { group: 1, hashes: vec![name(2)] });
+    assert_eq!(usable(&index), (3, 0));
+    index.check().unwrap();
+}

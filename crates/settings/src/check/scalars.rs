@@ -205,13 +205,12 @@ fn fix(profile: &FileProfile, node: &Node, options: &[&Json], path: &str) -> Str
     }
     let wants = |name| options.iter().any(|option| type_name(option) == name);
     let format = options.iter().find_map(|option| option.get("format").and_then(Json::as_str));
-    let words: Vec<&str> = options.iter().filter_map(|option| constant(option)).collect();
-    if let [first, others @ ..] = &words[..]
+    let words: Option<Vec<&str>> = options.iter().map(|option| constant(option)).collect();
+    if let Some([first, others @ ..]) = words.as_deref()
         && matches!(node.value, Value::Bool(_) | Value::Int(_) | Value::Float(_))
     {
-        return others
-            .iter()
-            .fold(format!("write `{first}`"), |hint, word| format!("{hint} or `{word}`"));
+        let add = |hint, word: &&str| format!("{hint} or `{word}`");
+        return others.iter().fold(format!("write `{first}`"), add);
     }
     match &node.value {
         Value::Null => "write a value; a key that has a default can also be deleted".to_owned(),

@@ -166,6 +166,22 @@ fn the_same_engine_continues_after_a_reconnect_without_a_reset() {
 }
 
 #[test]
+fn a_copy_of_the_last_batch_is_left_out() {
+    for has_replay in [true, false] {
+        let mut s = Sequencer::new(has_replay, LIMITS);
+        actions(|out| {
+            s.connected(out);
+            s.replay_ended(ReplayEnd::Complete, out);
+            s.live(batch(0, 0), out);
+        });
+        assert_eq!(actions(|out| s.live(batch(0, 0), out)), []);
+        assert_eq!(actions(|out| s.live(batch(0, 1), out)), [deliver(1)]);
+        let restarted = actions(|out| s.live(batch(1, 1), out));
+        assert_eq!(restarted[0], Action::Reset(ResetReason::EngineRestarted), "another batch");
+    }
+}
+
+#[test]
 fn numbers_that_fall_on_one_connection_are_a_restart() {
     let mut s = synced(0);
     let out = actions(|out| {
