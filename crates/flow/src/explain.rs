@@ -317,14 +317,11 @@ impl<'a> Explainer<'a> {
         let Some(worker) = self.roster.get(prefill.worker) else { return };
         let mut excluded = self.unable.clone();
         excluded.extend(excluded_from_decode(self.served, worker));
-        let others = pool.any_up(Leg::Decode, &excluded);
-        excluded.extend(self.too_late());
-        self.step("decode", LegRules::decode(worker, &excluded));
-        if others && !pool.any_up(Leg::Decode, &excluded) {
-            let message = "no decode worker can take a hand-off in time: their queues are longer \
-                           than its lease";
-            self.explained.stops = Some(message.to_owned());
+        let late = self.too_late();
+        if pool.any_up(Leg::Decode, &[&excluded[..], &late].concat()) {
+            excluded.extend(late);
         }
+        self.step("decode", LegRules::decode(worker, &excluded));
     }
 
     /// What the prefill leg would read back, or why nothing.

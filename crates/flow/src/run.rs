@@ -232,9 +232,11 @@ async fn run_reply_leg(
         excluded.extend(excluded_from_decode(&context.served, &prefilled.worker));
         let left = prefilled.lease().map(|lease| lease.left(tokio::time::Instant::now()));
         let late = left.map(|left| pool.workers_too_late(left, Instant::now())).unwrap_or_default();
-        excluded.extend(&late);
-        let over = left.is_some_and(|left| left.is_zero());
-        if over || (!late.is_empty() && !pool.any_up(leg, &excluded)) {
+        // If all are predicted to be late, a new prefill would be late as well, and one may be in time.
+        if pool.any_up(leg, &[&excluded[..], &late].concat()) {
+            excluded.extend(&late);
+        }
+        if left.is_some_and(|left| left.is_zero()) {
             let rules = LegRules::any(leg, &excluded);
             note_vetoed(decision, &pool.roster(), rules, &[], Moment::now());
             let prefill = Arc::clone(&prefilled.worker);
@@ -282,10 +284,10 @@ async fn run_reply_leg(
     let prefill = staged.as_ref().map(|prefilled| Arc::clone(&prefilled.worker));
     // The engine may have received the hand-off, so an attempt after a failure needs a new one.
     let generated = boxed_future(|| generate(&sending, staged)).await;
-    if let Some(prefill) = prefill.filter(|_| staged.is_none()) {
-        if judge_hand_off(&context.served, &prefill, &placed.worker, &generated) {
-            attempts.use_another_prefill_worker(&context.served, &prefill);
-        }
+    if let Some(prefill) = prefill.filter(|_| staged.is_none())
+        && judge_hand_off(&context.served, &prefill, &placed.worker, &generated)
+    {
+        attempts.use_another_prefill_worker(&context.served, &prefill);
     }
     if matches!(generated, Ok(Generation::Started(_))) {
         record_computed_prompt(context, unit, &placed);
