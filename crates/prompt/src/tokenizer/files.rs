@@ -44,13 +44,15 @@ pub(super) struct Files {
 impl Files {
     /// The chunk of the model's chunked local attention in tokens.
     pub(super) fn attention_chunk_tokens(&self) -> Option<u32> {
-        let model = self.model.as_ref()?;
-        // Models that read images have the language model's configuration in a part of their own.
-        let text = model.get("text_config").and_then(Value::as_object);
-        let chunk = |config: &Map<String, Value>| config.get("attention_chunk_size")?.as_u64();
-        let chunk = text.and_then(chunk).or_else(|| chunk(model))?;
-        u32::try_from(chunk).ok().filter(|tokens| *tokens > 0)
+        attention_chunk_tokens(self.model.as_ref()?)
     }
+}
+
+fn attention_chunk_tokens(model: &Map<String, Value>) -> Option<u32> {
+    // Models that read images have the language model's configuration in a part of their own.
+    let text = model.get("text_config").and_then(Value::as_object).unwrap_or(model);
+    let tokens = u32::try_from(text.get("attention_chunk_size")?.as_u64()?).ok()?;
+    (tokens > 0).then_some(tokens)
 }
 
 /// Reads a model folder, or the folder around a `tokenizer.json`.
@@ -168,4 +170,21 @@ fn native_chat(
         }
     }
     Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_chunk_is_that_of_the_language_model() {
+        let chunk = |config: Value| config.as_object().and_then(attention_chunk_tokens);
+        let of = |tokens: i64| serde_json::json!({"attention_chunk_size": tokens});
+        assert_eq!([128, 0, -1].map(of).map(chunk), [Some(128), None, None]);
+        assert_eq!(
+            chunk(serde_json::json!({"text_config": of(64), "model_type": "llama4"})),
+            Some(64)
+        );
+        assert_eq!(chunk(serde_json::json!({})), None);
+    }
 }
