@@ -82,7 +82,7 @@ pub enum AttentionKind {
     NoLoad,
     /// Its engine does not say how much of a prompt was cached.
     NoCachedTokens,
-    /// A worker handed nothing over on some endpoints.
+    /// A worker handed nothing over on some endpoints, or decode workers fail on its hand-offs.
     NoHandOff,
     /// The engine of a worker may find less than the index says.
     OverlapIsUpperBound,

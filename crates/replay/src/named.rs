@@ -34,7 +34,7 @@ pub enum ReplayPolicy {
     Pooled(Pool),
 }
 
-/// The policies with names of their own that nobody has published.
+/// The policies of this program and references for them, without those that other projects have published.
 fn references() -> [(&'static str, ReplayPolicy); 9] {
     let oracle = |look_ahead, fetch| ReplayPolicy::Oracle { look_ahead, fetch };
     [

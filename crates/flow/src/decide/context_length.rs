@@ -51,7 +51,7 @@ pub(crate) fn not_longer(
 }
 
 /// Whether an engine has refused a prompt as too long for it, and another worker has a longer context, or
-/// has not told its own yet.
+/// its engine has not reported its context yet.
 pub(crate) fn fits_elsewhere(served: &ServedModel, refusing: &Worker, error: &Error) -> bool {
     let takes = |worker: &Worker| worker.is_up() && is_longer(worker, refusing);
     error.is_too_long() && served.pool.roster().iter().any(|worker| takes(worker))

@@ -107,7 +107,8 @@ impl PlacedLeg {
     /// Records that the worker holds this many leading blocks after a peer fetch, as it has
     /// confirmed itself.
     pub(crate) fn received(&mut self, blocks: u32, block_size: u32, outcome: PeerFetchOutcome) {
-        // A block that the worker's engine drops is not used, whoever has computed it.
+        // The worker's engine may drop the last block of a hit. Then it does not use this block, although
+        // the source has sent it.
         let dropped = u32::from(self.worker.kv.last_block.is_dropped());
         self.overlap_otherwise = blocks.saturating_sub(1 - dropped);
         self.recomputed_tokens = outcome.recomputed_tokens().saturating_sub(dropped * block_size);
