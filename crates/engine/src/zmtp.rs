@@ -34,6 +34,12 @@ const KEPT_BUFFER_BYTES: usize = 256 << 10;
 /// Maximum number of frames of a message; KV events use at most four.
 const MAX_FRAMES: usize = 8;
 
+/// How long a connection is silent before the peer's machine is asked whether it still exists.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
+/// Time between two such questions, of which [`KEEPALIVE_PROBES`] without an answer end the connection.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+const KEEPALIVE_PROBES: u32 = 2;
+
 /// Why a connection ended or could not be made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
@@ -104,6 +110,18 @@ async fn connect(
     }
 }
 
+/// A subscriber sends nothing, so that without keep-alive it would not notice that the peer's machine
+/// is gone.
+fn set_up(stream: &TcpStream) -> io::Result<()> {
+    use rustix::net::sockopt;
+    stream.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, KEEPALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(stream, KEEPALIVE_INTERVAL)?;
+    sockopt::set_tcp_keepcnt(stream, KEEPALIVE_PROBES)?;
+    Ok(())
+}
+
 /// The kind of this end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
@@ -133,7 +151,7 @@ impl Connection {
     ) -> Result<Self, WireError> {
         let open = async {
             let stream = connect(endpoint, admits).await?;
-            stream.set_nodelay(true)?;
+            set_up(&stream)?;
             let mut connection = Self {
                 stream: PacedStream::new(stream),
                 buffer: BytesMut::new(),

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use splitrail_engine::kv_events::OtherGroups;
 use splitrail_kv::AppliedBlocks;
 
+use super::silence::Silence;
 use splitrail_telemetry::clock::unix_ms;
 
 /// How long a rebuild of a worker's part of the index counts.
@@ -23,6 +24,7 @@ pub struct EventStats {
     followed_groups: AtomicU64,
     /// When a part of the index that is rebuilt often was last rebuilt, and why.
     rebuilt_often: Mutex<Option<(Instant, &'static str)>>,
+    silence: Silence,
 }
 
 /// The counts at one time, or the difference of two.
@@ -47,6 +49,7 @@ impl EventStats {
     pub fn applied(&self, events: usize, sum: &AppliedBlocks) {
         if events > 0 {
             self.record_event_time();
+            self.silence.broken();
         }
         let mut counts = self.counts();
         counts.events += events as u64;
@@ -59,6 +62,13 @@ impl EventStats {
     /// Events came, or a synchronisation of the index ended.
     pub fn record_event_time(&self) {
         self.last_event_unix_ms.store(unix_ms(), Relaxed);
+    }
+
+    /// Records the reply of a leg that computed new blocks. `events_before` is the number of events
+    /// when the leg was placed. Returns whether the worker's events have stopped, once until the next
+    /// event. Of a worker that has never sent an event, nothing can stop.
+    pub(super) fn have_stopped(&self, events_before: u64, now: Instant) -> bool {
+        events_before > 0 && self.now().events == events_before && self.silence.lasts(now)
     }
 
     /// Milliseconds since the last event or synchronisation; `None` if there was none.

@@ -11,6 +11,7 @@ use splitrail_engine::kv_events::{OtherGroups, SkippedEvents};
 use splitrail_kv::{AppliedBlocks, WorkerKey};
 
 use super::event_stats::OFTEN;
+use super::parity::Cause;
 use super::pool::Pool;
 use super::ranks::rank_key;
 use super::worker::Worker;
@@ -205,6 +206,13 @@ impl IndexPart {
     /// Counts the results of applying a number of events.
     pub fn note(&mut self, events: usize, sum: AppliedBlocks) {
         self.worker.kv.event_stats.applied(events, &sum);
+        let parity = &self.worker.kv.parity;
+        if sum.stored > 0
+            && !parity.is_believed()
+            && parity.parity().cause() == Some(Cause::EventsAbsent)
+        {
+            parity.forget();
+        }
         self.count_held_blocks();
         if sum.over_limit > 0 {
             self.truncated.get_or_insert_with(Instant::now);

@@ -43,6 +43,7 @@ pub mod resync;
 pub mod roster;
 pub mod served_models;
 pub mod shim_report;
+mod silence;
 pub mod speculative_index;
 pub mod state;
 pub mod trial;

@@ -88,6 +88,8 @@ pub struct Expectation {
     pub comparable: bool,
     /// The epoch of the worker's index from which the overlap was taken; see `fleet::audit`.
     pub epoch: u64,
+    /// Number of KV events that had arrived from the worker.
+    pub events: u64,
 }
 
 impl Expectation {

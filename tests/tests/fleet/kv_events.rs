@@ -276,6 +276,38 @@ async fn without_a_replay_endpoint_nothing_from_before_a_gap_is_believed() {
     }
 }
 
+#[tokio::test]
+async fn events_that_stop_without_a_word_are_noticed_by_what_the_engine_computes() {
+    let model = "canary: { enabled: true, timeout: 1s }".into();
+    let cluster =
+        Cluster::start(Spec { engine: without_replay, model, ..Spec::aggregated(1) }).await;
+    let old = text(20, "old");
+    ask(&cluster.http, &old).await;
+    assert!(check_overlap(&cluster, &old).await > 0);
+    let worker = cluster.engine("w0");
+    worker.set_fault(Fault { kind: FaultKind::DropEventBatches, times: None });
+    let silent = [("worker", "w0"), ("reason", "silent")];
+    let mut asked = 0;
+    eventually("the silence is noticed", async || {
+        asked += 1;
+        ask(&cluster.http, &text(20, &format!("new{asked}-"))).await;
+        cluster.metric("splitrail_index_resyncs_total", &silent).await > 0.0
+    })
+    .await;
+    let parity = async || {
+        let workers = cluster.admin.get("/admin/workers").await.json();
+        let worker = &workers["workers"][0];
+        [worker["parity"].clone(), worker["parity_cause"].clone()]
+    };
+    eventually("the canary says why", async || parity().await[1] == "events_absent").await;
+    let reply = ask(&cluster.http, &old).await;
+    assert_eq!(overlap(&cluster, &reply).await, 0, "blocks may have been evicted meanwhile");
+    assert_eq!(cluster.metric("splitrail_index_resyncs_total", &silent).await, 1.0);
+    worker.clear_faults();
+    is_known_again(&cluster, &text(20, "again")).await;
+    eventually("the canary is asked again", async || parity().await[0] == "ok").await;
+}
+
 async fn check_restart(engine: fn(&str, &mut SimConfig), busy: bool) {
     let mut cluster = Cluster::start(Spec {
         engine,

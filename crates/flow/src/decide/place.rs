@@ -182,6 +182,7 @@ impl PlacedLeg {
             several_samples,
             comparable: tokens_known && indexed && !several_samples && !bypasses_cache,
             epoch: self.worker.kv.usage_stats.epoch(),
+            events: self.worker.kv.event_stats.now().events,
         }
     }
 }

@@ -79,13 +79,10 @@ fn settle(
         overlap: Overlap { blocks, by_tier: [blocks, 0, 0, 0] },
         blocks_otherwise: blocks,
         overlap_is_upper_bound: roster.iter().any(|worker| worker.overlap_is_upper_bound()),
-        fetched_blocks: 0,
-        recomputed_tokens: 0,
         block_size: context.served.pool.block_size(),
         bypasses_cache: context.options.bypasses_cache.is_some(),
         several_samples: context.options.samples > 1,
-        comparable: false,
-        epoch: 0,
+        ..Expectation::default()
     };
     let known = LegFacts {
         prompt_tokens: usage.map(|usage| usage.prompt_tokens),

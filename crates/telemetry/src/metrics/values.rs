@@ -263,6 +263,7 @@ pub(crate) const RESYNCS: &[&str] = &[
     "drift",
     "block_size",
     "unclear_removal",
+    "silent",
 ];
 /// Why blocks cannot be indexed.
 pub(crate) const REJECTED: &[&str] = &[
