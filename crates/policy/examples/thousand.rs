@@ -4,7 +4,7 @@
 
 use std::time::Instant;
 
-use splitrail_policy::{Candidate, Choice, Leg, LoadWeights, Policy, Query, WorkerIndex, mix};
+use splitrail_policy::{Candidate, Choice, Leg, Policy, Query, WorkerIndex, mix};
 
 const DECISIONS: usize = 20_000;
 
@@ -26,12 +26,7 @@ fn main() {
         .collect();
     let policies = [
         Policy::predicted_ttft(),
-        Policy::KvOverlap {
-            overlap_weight: 1.0,
-            load_weight: 1.0,
-            temperature: 0.0,
-            load_weights: Some(LoadWeights::DEFAULT),
-        },
+        Policy::KvOverlap { overlap_weight: 1.0, load_weight: 1.0, temperature: 0.0 },
         Policy::LeastLoaded {},
     ];
     for policy in policies {

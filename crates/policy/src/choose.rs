@@ -8,7 +8,7 @@ use crate::candidate::{Candidate, Leg, Query, RESUME_CREDIT};
 use crate::coefficients::Coefficients;
 use crate::fetch::{BestSources, FetchPlan, Source};
 use crate::index::{CandidateIndex, WorkerIndex};
-use crate::load::LoadWeights;
+use crate::load::blocks_to_load;
 use crate::policy::Policy;
 use crate::predicted::{Common, CostTerms, Load, terms};
 use crate::read_back::AvailablePrefix;
@@ -309,14 +309,14 @@ fn cost(policy: &Policy, candidate: &Candidate, query: &Query) -> f64 {
         Leg::Aggregated => prefill_tokens.saturating_add(candidate.active_tokens),
     } as f64;
     match policy {
-        Policy::KvOverlap { overlap_weight, load_weight, load_weights, .. } => {
+        Policy::KvOverlap { overlap_weight, load_weight, .. } => {
             let missing = query.prompt_blocks.saturating_sub(candidate.held_blocks());
             let credit = RESUME_CREDIT * f64::from(candidate.unresumable_blocks().min(missing));
             // Blocks that another request with the same prefix is about to compute are computed
             // only once. Waiting for them costs no more than computing them elsewhere.
             let shared = u64::from(candidate.underway_blocks) * u64::from(query.block_size);
             let queued_tokens = queued_tokens(candidate.prefill_tokens.saturating_sub(shared));
-            let loaded = LoadWeights::weighed(load_weights.as_ref(), candidate, query);
+            let loaded = blocks_to_load(candidate, query);
             overlap_weight * (f64::from(missing) - credit + loaded)
                 + load_weight * queued_tokens / f64::from(query.block_size.max(1))
         }

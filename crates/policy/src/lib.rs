@@ -28,7 +28,7 @@ pub use fetch::{FetchPlan, Source};
 pub use index::{CandidateIndex, WorkerIndex};
 pub use kv_format::{KvFormat, group_tag};
 pub use link::{Distance, LinkScales, Location};
-pub use load::{LoadWeights, loads};
+pub use load::loads;
 pub use policy::Policy;
 pub use predicted::{CostTerms, extra_work_price};
 pub use read_back::{AvailablePrefix, ReadPlan, read_plan};

@@ -6,64 +6,24 @@
 //! believed. Slower tiers are assumed to have the later blocks of a prompt, because engines evict
 //! those first.
 
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 use splitrail_kv::Tier;
 
 use crate::candidate::{Candidate, Query};
 use crate::coefficients::Coefficients;
 
-/// What a block that must be loaded costs, relative to a block that must be computed: from 0, as a
-/// block in accelerator memory, to 1. A slower tier counts at least as much as a faster one.
-#[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
-#[serde(deny_unknown_fields, default)]
-pub struct LoadWeights {
-    /// Weight of a block in host memory.
-    #[schemars(range(min = 0.0, max = 1.0))]
-    pub host: f64,
-    /// Weight of a block on disk.
-    #[schemars(range(min = 0.0, max = 1.0))]
-    pub disk: f64,
-    /// Weight of a block in a store over the network.
-    #[schemars(range(min = 0.0, max = 1.0))]
-    pub remote: f64,
-}
-
-impl Default for LoadWeights {
-    fn default() -> Self {
-        Self::DEFAULT
+/// What a candidate holds in slower tiers, as blocks to compute: each block counts as much as loading it
+/// takes of the time to compute it, on average over a prompt, and at most 1.
+pub(crate) fn blocks_to_load(candidate: &Candidate, query: &Query) -> f64 {
+    if holds_all_on_device(candidate) {
+        return 0.0;
     }
-}
-
-impl LoadWeights {
-    /// The weights without a configuration.
-    pub const DEFAULT: Self = Self { host: 0.1, disk: 0.7, remote: 0.7 };
-
-    /// The weights that follow from the costs of a worker, on average over a prompt.
-    fn of(costs: &Coefficients, query: &Query) -> Self {
-        let tokens = query.prompt_tokens.max(1);
-        let compute = costs.span_seconds(tokens, 0) / tokens as f64;
-        let [_, host, disk, remote] = costs.load_seconds_per_token();
-        let weight = |load: f64| (load / compute.max(f64::MIN_POSITIVE)).min(1.0);
-        Self { host: weight(host), disk: weight(disk), remote: weight(remote) }
-    }
-
-    /// What a candidate holds in slower tiers, as blocks to compute: by configured weights, or by what
-    /// is known of the candidate's costs.
-    pub(crate) fn weighed(configured: Option<&Self>, candidate: &Candidate, query: &Query) -> f64 {
-        match configured {
-            _ if holds_all_on_device(candidate) => 0.0,
-            Some(weights) => weights.weigh(candidate),
-            None => Self::of(&candidate.coefficients, query).weigh(candidate),
-        }
-    }
-
-    /// The blocks that a candidate holds in slower tiers, each with the weight of its tier.
-    fn weigh(&self, candidate: &Candidate) -> f64 {
-        let weights = in_order([0.0, self.host, self.disk, self.remote]);
-        let blocks = slower_blocks(candidate).into_iter().zip(weights);
-        blocks.map(|(blocks, weight)| f64::from(blocks) * weight.min(1.0)).sum()
-    }
+    let costs = &candidate.coefficients;
+    let tokens = query.prompt_tokens.max(1);
+    let compute = costs.span_seconds(tokens, 0) / tokens as f64;
+    let loads = in_order(costs.load_seconds_per_token());
+    let blocks = slower_blocks(candidate).into_iter().zip(loads);
+    let weight = |load: f64| (load / compute.max(f64::MIN_POSITIVE)).min(1.0);
+    blocks.map(|(blocks, load)| f64::from(blocks) * weight(load)).sum()
 }
 
 /// Whether nothing must be loaded, which is the usual case.
@@ -185,17 +145,14 @@ mod tests {
         }
     }
 
-    fn overlap(load_weights: Option<LoadWeights>) -> Policy {
-        let (overlap_weight, load_weight, temperature) = (1.0, 1.0, 0.0);
-        Policy::KvOverlap { overlap_weight, load_weight, temperature, load_weights }
-    }
+    const OVERLAP: Policy =
+        Policy::KvOverlap { overlap_weight: 1.0, load_weight: 1.0, temperature: 0.0 };
 
     #[test]
     fn a_worker_is_chosen_that_holds_the_prefix_in_a_faster_tier() {
         let tiers = [[0, 0, 24, 0], [0, 24, 0, 0], [24, 0, 0, 0], [4, 0, 0, 0]];
         let all: Vec<_> = (0..).zip(tiers).map(|(i, tier)| holding(i, tier)).collect();
-        for policy in [Policy::predicted_ttft(), overlap(Some(LoadWeights::DEFAULT)), overlap(None)]
-        {
+        for policy in [Policy::predicted_ttft(), OVERLAP] {
             let costs = pick(&policy, &all, &[], query()).unwrap().costs;
             assert!(costs[2] < costs[1] && costs[1] < costs[0] && costs[0] < costs[3], "{costs:?}");
         }
@@ -205,20 +162,16 @@ mod tests {
     }
 
     #[test]
-    fn without_written_weights_what_was_learned_of_a_worker_counts() {
+    fn what_was_learned_of_a_worker_s_tiers_counts() {
         let with = |bytes_per_second: f64| {
             let mut slow = holding(0, [0, 24, 0, 0]);
             slow.coefficients.load_bytes_per_second = [bytes_per_second; 3];
             [slow, holding(1, [12, 0, 0, 0])]
         };
-        let chosen = |policy: &Policy, bytes_per_second| {
-            pick(policy, &with(bytes_per_second), &[], query()).unwrap().index
-        };
-        let (fast, slow) = (50e9, 1e9);
-        assert_eq!(chosen(&overlap(None), fast), CandidateIndex(0));
-        assert_eq!(chosen(&overlap(None), slow), CandidateIndex(1), "loading takes as long");
-        assert_eq!(chosen(&overlap(Some(LoadWeights::DEFAULT)), slow), CandidateIndex(0));
-        assert!(overlap(None).uses_costs() && !overlap(Some(LoadWeights::DEFAULT)).uses_costs());
+        let chosen =
+            |bytes_per_second| pick(&OVERLAP, &with(bytes_per_second), &[], query()).unwrap().index;
+        assert_eq!(chosen(50e9), CandidateIndex(0));
+        assert_eq!(chosen(1e9), CandidateIndex(1), "loading takes as long");
     }
 
     #[test]
@@ -246,7 +199,6 @@ mod tests {
         fn faster_tiers_are_cheaper_and_all_are_cheaper_than_computing(
             by_tier in proptest::array::uniform4(0u32..8),
             rates in proptest::array::uniform3(0.1f64..100.0),
-            weights in proptest::array::uniform3(0.0f64..1.0),
             (from, to) in (1usize..4, 0usize..4),
             discount in prop_oneof![Just(0.0), 0.0..1.0f64],
         ) {
@@ -262,11 +214,8 @@ mod tests {
             faster[to] += 1;
             let mut fewer = by_tier;
             fewer[from] -= 1;
-            let [host, disk, remote] = weights;
-            let learned = overlap(None);
-            let overlap = overlap(Some(LoadWeights { host, disk, remote }));
             let price = Policy::PredictedTtft { extra_work_weight: Some(0.0), temperature: 0.0 };
-            for policy in [overlap, learned, price] {
+            for policy in [OVERLAP, price] {
                 let cost = |by_tier| {
                     pick(&policy, &[of(by_tier)], &[], query()).unwrap().costs[CandidateIndex(0)]
                 };

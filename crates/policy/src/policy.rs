@@ -3,8 +3,6 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::load::LoadWeights;
-
 /// The rule that chooses a worker among the candidates.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema, PartialEq)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
@@ -23,10 +21,6 @@ pub enum Policy {
         #[serde(default)]
         #[schemars(range(min = 0.0, max = 1e6))]
         temperature: f64,
-        /// Weights of blocks in slower tiers, 0 (as in accelerator memory) to 1 (as if computed).
-        /// Default: as learned, before that from `costs`.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        load_weights: Option<LoadWeights>,
     },
     /// The earliest predicted first token, plus the [price](policies.md#predicted_ttft) of extra
     /// work.
@@ -71,8 +65,7 @@ impl Policy {
     /// Whether the policy needs the cost model or the times for which workers are busy.
     pub fn uses_costs(&self) -> bool {
         match self {
-            Self::PredictedTtft { .. } => true,
-            Self::KvOverlap { load_weights, .. } => load_weights.is_none(),
+            Self::PredictedTtft { .. } | Self::KvOverlap { .. } => true,
             Self::LeastLoaded {} | Self::RoundRobin {} => false,
         }
     }

@@ -1,16 +1,11 @@
 //! Tests of the choice of each policy.
 
 use super::*;
-use crate::load::LoadWeights;
 use proptest::prelude::*;
 use splitrail_kv::{PromptSharing, SharedPrefix};
 
-const OVERLAP: Policy = Policy::KvOverlap {
-    overlap_weight: 1.0,
-    load_weight: 1.0,
-    temperature: 0.0,
-    load_weights: Some(LoadWeights::DEFAULT),
-};
+const OVERLAP: Policy =
+    Policy::KvOverlap { overlap_weight: 1.0, load_weight: 1.0, temperature: 0.0 };
 
 fn query(leg: Leg) -> Query {
     Query {
@@ -192,12 +187,7 @@ fn dead_workers_are_tried_only_if_all_are_dead() {
 
 #[test]
 fn temperature_spreads_choices_in_proportion() {
-    let policy = Policy::KvOverlap {
-        overlap_weight: 1.0,
-        load_weight: 1.0,
-        temperature: 1.0,
-        load_weights: Some(LoadWeights::DEFAULT),
-    };
+    let policy = Policy::KvOverlap { overlap_weight: 1.0, load_weight: 1.0, temperature: 1.0 };
     let candidates = [Candidate { overlap_blocks: 1, ..up(0) }, up(1)];
     let draws = 10_000_u64;
     let first = (0..draws)
