@@ -2,7 +2,6 @@
 
 mod ask_all;
 mod merged;
-mod metrics_text;
 mod poll;
 mod snapshot;
 

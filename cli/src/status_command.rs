@@ -166,7 +166,7 @@ impl Status {
                 Ok(snapshot) => {
                     let models = snapshot.models.iter();
                     let in_flight: u64 = models.clone().map(|model| model.requests_in_flight).sum();
-                    let queued: u64 = models.map(|model| model.queue_depth).sum();
+                    let queued: u64 = models.filter_map(|model| model.queue_requests).sum();
                     let is_ready = snapshot.not_ready.is_none();
                     row.extend([
                         snapshot.version.clone(),
@@ -203,7 +203,7 @@ impl Status {
             for model in &snapshot.models {
                 let sums = models.entry(&model.name).or_insert((&model.flow, 0, 0));
                 sums.1 += model.requests_in_flight;
-                sums.2 += model.queue_depth;
+                sums.2 += model.queue_requests.unwrap_or(0);
             }
         }
         let workers = self.workers();

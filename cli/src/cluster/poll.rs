@@ -6,7 +6,6 @@ use serde::Deserialize;
 use serde_json::Value;
 use splitrail_settings::command::{Failure, exit};
 
-use super::metrics_text::MetricsText;
 use super::snapshot::{ModelSnapshot, ReplicaState, WorkerSnapshot};
 use crate::admin::{AskError, Replica};
 use crate::safe_text::printable;
@@ -19,30 +18,21 @@ const MODELS_MAX_COLUMNS: usize = 1000;
 /// # Errors
 /// The first error of the paths that were asked.
 pub(crate) async fn snapshot(replica: Replica) -> Result<ReplicaState, AskError> {
-    let (ready, text, attention, workers, models) = tokio::join!(
+    let (ready, attention, workers, models) = tokio::join!(
         replica.readiness(),
-        replica.get_text("/metrics"),
         replica.get("/admin/attention"),
         replica.get("/admin/workers"),
         replica.get("/admin/models"),
     );
-    let metrics = MetricsText::read(&text?);
-    let workers: Vec<WorkerSnapshot> = members(replica.member(&workers?, "workers")?);
-    let mut models: Vec<ModelSnapshot> = members(replica.member(&models?, "models")?);
-    for model in &mut models {
-        let labels = [("model", &*model.name)];
-        model.requests_in_flight = metrics.sum("splitrail_requests_in_flight", &labels) as u64;
-        model.queue_depth = metrics.sum("splitrail_queue_depth", &labels) as u64;
-    }
-    let version = metrics.all("splitrail_build_info", &[]).next();
+    let (attention, workers, models) = (attention?, workers?, models?);
+    let text = |name| models[name].as_str().unwrap_or_default().to_owned();
     Ok(ReplicaState {
-        version: version.map(|series| series.label("version").to_owned()).unwrap_or_default(),
-        // As the `ETag` of `GET /admin/config` has it.
-        config_hash: format!("{:012x}", metrics.sum("splitrail_config_hash", &[]) as u64),
+        version: text("router_version"),
+        config_hash: text("config_hash"),
         not_ready: ready?,
-        needs_attention: members(replica.member(&attention?, "needs_attention")?),
-        models,
-        workers,
+        needs_attention: members(replica.member(&attention, "needs_attention")?),
+        models: members(replica.member(&models, "models")?),
+        workers: members(replica.member(&workers, "workers")?),
     })
 }
 

@@ -29,8 +29,8 @@ pub(crate) struct ModelSnapshot {
     pub(crate) flow: String,
     /// Requests in flight.
     pub(crate) requests_in_flight: u64,
-    /// Requests that wait in the router for a worker.
-    pub(crate) queue_depth: u64,
+    /// Requests that wait in the router for a worker; `None` without a queue.
+    pub(crate) queue_requests: Option<u64>,
 }
 
 /// Something that an operator should look at; the members have the names of `GET /admin/attention`.

@@ -330,6 +330,16 @@ impl Metrics {
         self.config_reload_successful.with_label_values(&NO_LABELS).set(1);
     }
 
+    /// The number of the running configuration, in hexadecimal.
+    pub fn config_hash(&self) -> String {
+        format!("{:012x}", self.config_hash.with_label_values(&NO_LABELS).get())
+    }
+
+    /// The requests of a model that are in flight.
+    pub fn requests_in_flight(&self, model: &str) -> i64 {
+        self.requests_in_flight.with_label_values(&[model]).get()
+    }
+
     /// The time to first token of a model and flow, with its exemplars.
     pub(crate) fn traced_ttft(&self, [model, flow]: [&str; 2]) -> TracedHistogram {
         let labels = [("model", model), ("flow", flow)];

@@ -67,10 +67,16 @@ pub(super) async fn models(State(admin): State<Admin>) -> Response {
                 "gate": config.gate,
                 "policy": config.policy,
                 "tokenizer": served.config.tokenizer.makes_tokens(),
+                "requests_in_flight": admin.core.metrics.requests_in_flight(served.name()),
+                "queue_requests": config.queue.as_ref().map(|_| served.pool.waiting.len()),
             })
         })
         .collect();
-    json_reply(json!({ "models": models }))
+    json_reply(json!({
+        "router_version": env!("CARGO_PKG_VERSION"),
+        "config_hash": admin.core.metrics.config_hash(),
+        "models": models,
+    }))
 }
 
 pub(super) async fn requests(State(admin): State<Admin>) -> Response {

@@ -101,11 +101,7 @@ impl ModelView {
             name: served.name().to_owned(),
             flow: RequestFlow::from(config.flow).name(),
             policy: config.policy.name(),
-            requests_in_flight: core
-                .metrics
-                .requests_in_flight
-                .with_label_values(&[served.name()])
-                .get(),
+            requests_in_flight: core.metrics.requests_in_flight(served.name()),
             queue_requests: config.queue.as_ref().map(|_| served.pool.waiting.len()),
             rates: spans.map(|spans| Rates::of(spans.seconds)),
             ttft_ms: minute.and_then(|span| span.to.ttft.since(&span.from.ttft).percentiles()),

@@ -53,7 +53,6 @@ pub(super) struct Snapshot {
 pub(super) fn snapshot(readings: &LastReadings, core: &Core, shed: &[Shed]) -> Snapshot {
     let (serving, now_unix_ms) = (core.serving(), unix_ms());
     let unready = core.unready();
-    let config_hash = core.metrics.config_hash.with_label_values::<&str>(&[]).get();
     let recent = RecentDecisions::read(core, now_unix_ms);
     let models = serving.models.iter().map(|served| {
         let spans = readings.spans(served.name());
@@ -67,7 +66,7 @@ pub(super) fn snapshot(readings: &LastReadings, core: &Core, shed: &[Shed]) -> S
         time_unix_ms: now_unix_ms,
         router_version: env!("CARGO_PKG_VERSION"),
         uptime_ms: u64::try_from(core.uptime().as_millis()).unwrap_or(u64::MAX),
-        config_hash: format!("{config_hash:012x}"),
+        config_hash: core.metrics.config_hash(),
         draining: core.is_draining(),
         ready: unready.is_none(),
         not_ready_why: unready,
