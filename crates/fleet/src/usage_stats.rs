@@ -4,6 +4,7 @@
 //! each worker, so that a lasting difference shows and small random ones do not.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::Serialize;
 
@@ -21,16 +22,12 @@ const WEIGHT: f64 = 1.0 / 16.0;
 pub struct UsageStats {
     pub(super) usage: ReportingCounts,
     pub(super) cached_tokens: ReportingCounts,
-    comparisons: AtomicU64,
     /// Incremented each time that the worker's part of the index is rebuilt: estimates of an
     /// earlier epoch say nothing about the current one.
     epoch: AtomicU64,
-    /// Number of comparisons in this epoch.
-    samples: AtomicU64,
-    promised: MovingAverage,
-    found: MovingAverage,
-    over: MovingAverage,
-    under: MovingAverage,
+    comparisons: AtomicU64,
+    /// The comparisons of this epoch.
+    measured: Mutex<Measurements>,
     /// Prompt tokens of legs that computed their prompt and reported cached tokens.
     prompt_tokens: AtomicU64,
     /// The part of these tokens that the engine had cached.
@@ -52,25 +49,6 @@ pub(super) struct ReportingCounts {
     replies: AtomicU64,
     reported: AtomicU64,
     named: AtomicBool,
-}
-
-/// A moving average. Relaxed atomics suffice: a lost race loses one sample.
-#[derive(Debug, Default)]
-struct MovingAverage(AtomicU64);
-
-impl MovingAverage {
-    fn get(&self) -> f64 {
-        f64::from_bits(self.0.load(Relaxed))
-    }
-
-    fn restart(&self) {
-        self.0.store(0.0f64.to_bits(), Relaxed);
-    }
-
-    fn add(&self, sample: f64) {
-        let old = self.get();
-        self.0.store((old + (sample - old) * WEIGHT).to_bits(), Relaxed);
-    }
 }
 
 /// An audit as shown on the admin listener.
@@ -122,10 +100,7 @@ impl UsageStats {
     /// Starts a new epoch, because the worker's part of the index is rebuilt.
     pub fn restart(&self) {
         self.epoch.fetch_add(1, Relaxed);
-        self.samples.store(0, Relaxed);
-        for drift in [&self.promised, &self.found, &self.over, &self.under] {
-            drift.restart();
-        }
+        *self.measurements() = Measurements::default();
     }
 
     /// Compares a reply's cached tokens with the estimate that was made in `epoch`. Returns whether
@@ -142,11 +117,16 @@ impl UsageStats {
             return false;
         }
         let in_blocks = |tokens: u32| f64::from(tokens) / f64::from(block_size);
-        self.samples.fetch_add(1, Relaxed);
-        self.promised.add(in_blocks(promised_tokens));
-        self.found.add(in_blocks(found_tokens));
-        self.over.add(in_blocks(promised_tokens.saturating_sub(found_tokens)));
-        self.under.add(in_blocks(found_tokens.saturating_sub(promised_tokens)));
+        let measured = &mut *self.measurements();
+        measured.samples += 1;
+        for (average, tokens) in [
+            (&mut measured.promised_blocks, promised_tokens),
+            (&mut measured.found_blocks, found_tokens),
+            (&mut measured.over_blocks, promised_tokens.saturating_sub(found_tokens)),
+            (&mut measured.under_blocks, found_tokens.saturating_sub(promised_tokens)),
+        ] {
+            *average += (in_blocks(tokens) - *average) * WEIGHT;
+        }
         true
     }
 
@@ -170,24 +150,24 @@ impl UsageStats {
 
     /// The measurements of the current epoch.
     pub fn measured(&self) -> Measurements {
-        Measurements {
-            samples: self.samples.load(Relaxed),
-            promised_blocks: self.promised.get(),
-            found_blocks: self.found.get(),
-            over_blocks: self.over.get(),
-            under_blocks: self.under.get(),
-        }
+        *self.measurements()
     }
 
     /// The audit as shown on the admin listener.
     pub fn view(&self) -> UsageStatsView {
+        let measured = self.measured();
         UsageStatsView {
             usage: self.usage.view(),
             cached_tokens: self.cached_tokens.view(),
             comparisons: self.comparisons.load(Relaxed),
-            drift_over_blocks: self.over.get(),
-            drift_under_blocks: self.under.get(),
+            drift_over_blocks: measured.over_blocks,
+            drift_under_blocks: measured.under_blocks,
         }
+    }
+
+    /// A poisoned lock is still used: each average is valid by itself.
+    fn measurements(&self) -> MutexGuard<'_, Measurements> {
+        self.measured.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -210,16 +190,14 @@ mod tests {
 
     #[test]
     fn drift_follows_what_lasts_and_forgets_what_does_not() {
-        let drift = MovingAverage::default();
-        drift.add(16.0);
-        assert!((drift.get() - 1.0).abs() < 1e-9);
-        for _ in 0..100 {
-            drift.add(4.0);
-        }
-        assert!((drift.get() - 4.0).abs() < 0.01);
-        for _ in 0..100 {
-            drift.add(0.0);
-        }
-        assert!(drift.get() < 0.01);
+        let stats = UsageStats::default();
+        let found = |blocks: u32| {
+            assert!(stats.compare(0, 16, 0, 16 * blocks));
+            stats.measured().under_blocks
+        };
+        assert!((found(16) - 1.0).abs() < 1e-9);
+        let after_many = |blocks| (0..100).fold(0.0, |_, _| found(blocks));
+        assert!((after_many(4) - 4.0).abs() < 0.01);
+        assert!(after_many(0) < 0.01);
     }
 }
