@@ -7,6 +7,7 @@ use crate::ServedModel;
 use crate::Worker;
 use crate::drift::{Direction, DriftReaction, Measurements};
 use crate::resync::ResyncRequest;
+use crate::shim_report::EventOrigin;
 use crate::usage_stats::ReportingCounts;
 use splitrail_ledger::leg::LegFacts;
 use splitrail_telemetry::Metrics;
@@ -47,6 +48,7 @@ pub fn check_reply(
     compare(metrics, served, worker, compared, [estimate, engine]);
     let new_tokens = prompt_tokens.saturating_sub(estimate.max(engine));
     if new_tokens >= 2 * expected.block_size
+        && worker.event_origin() == Some(EventOrigin::Engine)
         && worker.kv.event_stats.have_stopped(expected.events, Instant::now())
     {
         connect_events_anew(served, worker);

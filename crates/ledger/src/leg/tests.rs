@@ -205,11 +205,9 @@ proptest! {
         offered in proptest::option::of(0u32..100), one_shot: bool,
     ) {
         let expected = Expectation {
-            prompt_tokens: known, overlap: overlap(by_tier), overlap_is_upper_bound: false, fetched_blocks,
-            recomputed_tokens, block_size, blocks_otherwise: 0,
-            bypasses_cache, several_samples: false,
-            comparable: true,
-            epoch: 0,
+            prompt_tokens: known, overlap: overlap(by_tier), fetched_blocks,
+            recomputed_tokens, block_size, bypasses_cache, comparable: true,
+            ..Expectation::default()
         };
         let offered = offered.filter(|_| !receives).map(|blocks| blocks * block_size);
         let offer = |tokens| ReadBackOffer { worker: "d".into(), tokens };
