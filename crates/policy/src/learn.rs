@@ -86,11 +86,6 @@ impl Slowdown {
     }
 }
 
-/// The work by which workers are compared: this many tokens.
-const STANDARD_TOKENS: u64 = 2_000;
-/// And this many requests in a decode step.
-const STANDARD_REQUESTS: u64 = 4;
-
 /// The tiers from which blocks are loaded.
 const SLOWER: [Tier; Tier::COUNT - 1] = [Tier::Host, Tier::Disk, Tier::Remote];
 
@@ -99,12 +94,12 @@ impl Learner {
     pub fn new(prior: Coefficients) -> Self {
         Self {
             prior,
-            prefill: Stage::new(prefill_parts(&prior, STANDARD_TOKENS, 0)),
-            hand_off: Stage::new(hand_off_parts(&prior, STANDARD_TOKENS)),
-            fetch: Stage::new(fetch_parts(&prior, STANDARD_TOKENS)),
-            read: Stage::new([1.0]),
-            load: Stage::new(load_parts(&prior, [STANDARD_TOKENS; Tier::COUNT])),
-            step: Stage::new(step_parts(&prior, STANDARD_REQUESTS, STANDARD_TOKENS)),
+            prefill: Stage::new(),
+            hand_off: Stage::new(),
+            fetch: Stage::new(),
+            read: Stage::new(),
+            load: Stage::new(),
+            step: Stage::new(),
         }
     }
 

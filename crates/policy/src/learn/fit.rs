@@ -15,8 +15,8 @@ const NOISE: f64 = 0.01;
 const CHANGED: i32 = 8;
 /// An error counts at most this many times the usual error.
 const CLIP: f64 = 3.0;
-/// The weight of each observation in the moving average of the usual error.
-const RENEWED: f64 = 0.05;
+/// The weight of each observation in the moving averages of the usual error and the usual work.
+pub(super) const RENEWED: f64 = 0.05;
 /// Lower bound of the usual error, since clocks and schedulers are not more precise.
 const LEAST_ERROR: f64 = 0.02;
 /// A scale stays between `1 / BOUND` and `BOUND`.

@@ -1,6 +1,6 @@
 //! What was learned of one stage of a worker's work.
 
-use super::fit::Fit;
+use super::fit::{Fit, RENEWED};
 
 /// If the last observation of a stage is older than this, what was learned of that stage is gradually
 /// trusted less.
@@ -19,16 +19,17 @@ pub(super) struct Stage<const N: usize> {
     pub(super) fit: Fit<N>,
     /// The scales of the usual worker of the fleet.
     pub(super) usual: [f64; N],
-    /// The parts of the work by which workers are compared, in seconds by the prior.
-    standard: [f64; N],
+    /// The mean share of each part in the work of this worker, by the prior: the work by which it is
+    /// compared with the others. Of other work, its observations say little.
+    work: [f64; N],
     /// The time of the last usable observation, in nanoseconds.
     observed_ns: u64,
 }
 
 impl<const N: usize> Stage<N> {
-    /// A stage of which nothing was observed; `standard` is the work by which workers are compared.
-    pub(super) fn new(standard: [f64; N]) -> Self {
-        Self { fit: Fit::default(), usual: [1.0; N], standard, observed_ns: 0 }
+    /// A stage of which nothing was observed.
+    pub(super) fn new() -> Self {
+        Self { fit: Fit::default(), usual: [1.0; N], work: [1.0; N], observed_ns: 0 }
     }
 
     /// Learns as [`Fit::observe`]. What has faded since the last observation stays so, and its
@@ -43,6 +44,11 @@ impl<const N: usize> Stage<N> {
         }
         if faded.observe(parts, seconds) {
             self.fit = faded;
+            let (sum, observations) = (parts.iter().sum::<f64>(), self.fit.evidence().observations);
+            let weight = (1.0 / observations as f64).max(RENEWED);
+            for (mean, part) in self.work.iter_mut().zip(parts) {
+                *mean += weight * (part / sum - *mean);
+            }
             self.observed_ns = now_ns.max(self.observed_ns);
         }
     }
@@ -53,8 +59,7 @@ impl<const N: usize> Stage<N> {
         if !self.is_observed() {
             return self.usual;
         }
-        let times = self.standard_seconds(&self.fit.learned());
-        let difference = (times / self.standard_seconds(&self.usual)).ln();
+        let difference = self.times_the_usual().ln();
         let within = self.fit.evidence().error.clamp(EQUAL_WITHIN.0, EQUAL_WITHIN.1);
         // Zero for a difference within the noise, and almost one for a large one.
         let counts = (1.0 - (within / difference).powi(2)).max(0.0);
@@ -66,8 +71,7 @@ impl<const N: usize> Stage<N> {
     /// How many times as long as on the usual worker this stage takes.
     pub(super) fn slowdown(&self) -> Option<f64> {
         let is_known = self.fit.evidence().observations >= COMPARABLE_AFTER;
-        let times = || self.standard_seconds(&self.fit.learned());
-        is_known.then(|| times() / self.standard_seconds(&self.usual))
+        is_known.then(|| self.times_the_usual())
     }
 
     /// Drops what was learned of this worker.
@@ -80,12 +84,14 @@ impl<const N: usize> Stage<N> {
         self.fit.evidence().observations > 0
     }
 
-    /// The seconds that the standard work takes with these scales. Without a prior, all parts count
-    /// alike.
-    pub(super) fn standard_seconds(&self, scales: &[f64; N]) -> f64 {
-        let is_known = self.standard.iter().any(|part| *part > 0.0);
-        let parts = if is_known { self.standard } else { [1.0; N] };
-        scales.iter().zip(parts).map(|(scale, part)| scale * part).sum()
+    /// How many times as long as by the prior the work of this worker takes with these scales.
+    pub(super) fn times_the_prior(&self, scales: &[f64; N]) -> f64 {
+        let times: f64 = scales.iter().zip(self.work).map(|(scale, part)| scale * part).sum();
+        times / self.work.iter().sum::<f64>()
+    }
+
+    fn times_the_usual(&self) -> f64 {
+        self.times_the_prior(&self.fit.learned()) / self.times_the_prior(&self.usual)
     }
 
     /// How far the scales are trusted at the time `now_ns`, from 0 to 1.

@@ -3,8 +3,8 @@
 use super::{Learner, stage::Stage};
 
 /// The scales of the usual worker, stage by stage: those of the worker in the middle when the observed
-/// workers are ordered by the time of a standard piece of work relative to their priors. One very slow
-/// worker therefore changes little. `None` if no worker was observed. What was learned does not fade
+/// workers are ordered by the time of their work relative to their priors. One very slow worker
+/// therefore changes little. `None` if no worker was observed. What was learned does not fade
 /// here: a fleet that nobody uses is expected to be as it was.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct UsualScales {
@@ -47,7 +47,7 @@ fn middle<'a, const N: usize>(stages: impl Iterator<Item = &'a Stage<N>>) -> Opt
     let observed = stages.filter(|stage| stage.is_observed());
     let relative = |stage: &Stage<N>| {
         let scales = stage.fit.learned();
-        (stage.standard_seconds(&scales) / stage.standard_seconds(&[1.0; N]), scales)
+        (stage.times_the_prior(&scales), scales)
     };
     let mut found: Vec<_> = observed.map(relative).collect();
     let place = found.len().checked_sub(1)? / 2;
