@@ -286,7 +286,7 @@ pub struct Model {
     /// tenths of this.
     #[serde(default = "flow::lease")]
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
-    #[schemars(with = "scalar::DurationText")]
+    #[schemars(with = "scalar::DurationText", extend("x-minimum" = "1ms"))]
     pub lease: Duration,
     /// Whether prefill workers [read back](hand-offs.md#read-back) what decode workers have
     /// generated, where that is predicted to be faster. Needs NIXL with `bidirectional_kv_xfer` and
@@ -294,10 +294,10 @@ pub struct Model {
     #[serde(default)]
     pub read_back: bool,
     /// vLLM's `decoder_kv_blocks_ttl`: how long a decode engine keeps pins. A tenth, and at least
-    /// six seconds, is kept as a margin. At least 10 s.
+    /// six seconds, is kept as a margin.
     #[serde(default = "flow::read_back_pin")]
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
-    #[schemars(with = "scalar::DurationText")]
+    #[schemars(with = "scalar::DurationText", extend("x-minimum" = "10s"))]
     pub read_back_pin: Duration,
     /// Maximum share of a decode worker's KV blocks that may be pinned, in percent. Beyond it, the
     /// oldest pins are released.
@@ -485,28 +485,28 @@ impl Default for CacheLossTrackingConfig {
 pub struct Timeouts {
     /// Timeout of opening a connection to an engine, with the TLS handshake.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
-    #[schemars(with = "scalar::DurationText")]
+    #[schemars(with = "scalar::DurationText", extend("x-minimum" = "1ms"))]
     pub connect: Duration,
     /// Timeout of the whole prefill leg.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
-    #[schemars(with = "scalar::DurationText")]
+    #[schemars(with = "scalar::DurationText", extend("x-minimum" = "1ms"))]
     pub prefill: Duration,
     /// Timeout of a whole peer fetch; then the worker computes the prompt.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
-    #[schemars(with = "scalar::DurationText")]
+    #[schemars(with = "scalar::DurationText", extend("x-minimum" = "1ms"))]
     pub peer_fetch: Duration,
     /// Timeout from sending the last leg of a stream to its first event.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
-    #[schemars(with = "scalar::DurationText")]
+    #[schemars(with = "scalar::DurationText", extend("x-minimum" = "1ms"))]
     pub first_token: Duration,
     /// Timeout of a whole reply that is not streamed.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
-    #[schemars(with = "scalar::DurationText")]
+    #[schemars(with = "scalar::DurationText", extend("x-minimum" = "1ms"))]
     pub reply: Duration,
     /// Maximum time between two events of a stream. Comments alone keep it open for ten times as
     /// long.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
-    #[schemars(with = "scalar::DurationText")]
+    #[schemars(with = "scalar::DurationText", extend("x-minimum" = "1ms"))]
     pub stream_idle: Duration,
 }
 

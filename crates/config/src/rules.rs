@@ -14,13 +14,11 @@ mod discovery;
 mod engine_tls;
 mod fleet;
 mod flow;
-mod health;
 mod jwt;
 mod limits;
 mod listener_tls;
 mod peer_fetch;
 mod prewarm;
-mod queue;
 mod quotas;
 mod read_back;
 mod tokenizer;
@@ -31,7 +29,6 @@ use super::model::{
     Connector, Flow, Listen, Listener, Network, Policy, Secret, SpeculativeIndexConfig,
     TokenizerConfig,
 };
-use super::scalar::parse_duration;
 use super::short_forms::WorkerPlace;
 use crate::value::{typed, typed_or};
 use splitrail_engine::fields::is_router_only;
@@ -60,7 +57,6 @@ pub(super) fn check(
     tracing::check(root, base_dir, report);
     fleet::check(root, base_dir, report);
     limits::check(root, report);
-    streams(root, report);
     prewarm::check_memory(root, report);
     quotas::check(root, base_dir, report);
     let mut names = Names { seen: HashMap::new() };
@@ -76,13 +72,8 @@ pub(super) fn check(
         peer_fetch::check(model, &path, report);
         prewarm::check(root, model, &path, report);
         flow::check(model, &path, &workers, report);
-        health::check(model, &path, report);
         policy(model, &path, &workers, report);
-        timeouts(model, &path, report);
-        canary(model, &path, report);
-        lease(model, &path, report);
         read_back::check(root, model, &path, report);
-        queue::check(model, &path, report);
         tokenizer::check(model, &path, base_dir, report);
         secret(model, &path, base_dir, report);
         engine_tls::check(model, &path, base_dir, report);
@@ -187,17 +178,6 @@ fn file_of_lines(root: &Node, name: &str, base_dir: &Path, report: &mut ProblemR
         let message = format!("`{name}.path` \"{shown}\" is in a folder that does not exist");
         let hint = "make the folder; relative paths start at the configuration's folder";
         report.error(at, message, hint);
-    }
-}
-
-fn streams(root: &Node, report: &mut ProblemReport) {
-    let Some(node) = root.get("streams").and_then(|streams| streams.get("keep_alive")) else {
-        return;
-    };
-    let duration = node.text().and_then(|text| parse_duration(text).ok());
-    if duration.is_some_and(|duration| duration.as_millis() < 10) {
-        let message = "`streams.keep_alive` is less than 10 ms".to_owned();
-        report.error(node.at, message, "give it time, or switch it off with `none`");
     }
 }
 
@@ -312,34 +292,6 @@ fn policy(model: &Node, path: &str, workers: &Workers<'_>, report: &mut ProblemR
         let hint = "it goes by what each worker has computed lately (`speculative_index.approximate_ttl`); add \
                     `kv_events: tcp://HOST:PORT` to the workers it chooses from to know";
         report.warn(at, message, hint);
-    }
-}
-
-fn timeouts(model: &Node, path: &str, report: &mut ProblemReport) {
-    for entry in model.get("timeouts").map(Node::entries).unwrap_or_default() {
-        let duration = entry.value.text().and_then(|text| parse_duration(text).ok());
-        if duration.is_some_and(|duration| duration.is_zero()) {
-            let message = format!("`{path}.timeouts.{}` is zero", shown(&entry.key));
-            report.error(entry.value.at, message, "every request would fail: give it time");
-        }
-    }
-}
-
-fn canary(model: &Node, path: &str, report: &mut ProblemReport) {
-    for key in ["timeout", "interval"] {
-        let Some(node) = model.get("canary").and_then(|canary| canary.get(key)) else { continue };
-        if node.text().and_then(|text| parse_duration(text).ok()).is_some_and(|d| d.is_zero()) {
-            let message = format!("`{path}.canary.{key}` is zero");
-            report.error(node.at, message, "give it time, or switch it off with `enabled: false`");
-        }
-    }
-}
-
-fn lease(model: &Node, path: &str, report: &mut ProblemReport) {
-    let Some(node) = model.get("lease") else { return };
-    if node.text().and_then(|text| parse_duration(text).ok()).is_some_and(|d| d.is_zero()) {
-        let message = format!("`{path}.lease` is zero");
-        report.error(node.at, message, "no hand-off would be in time: as long as the engines'");
     }
 }
 

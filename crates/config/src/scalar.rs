@@ -9,8 +9,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use splitrail_settings::reference::DERIVED;
 pub(super) use splitrail_settings::scalar::{
-    Address, DurationText, duration, duration_text, format_duration, optional_duration,
-    optional_duration_text, parse_duration,
+    Address, DurationText, duration, duration_text, optional_duration, optional_duration_text,
+    parse_duration,
 };
 
 /// Leaves the default out of a key's schema, because the configuration that is shown never has the
@@ -28,7 +28,7 @@ pub(super) fn derived(schema: &mut Schema) {
 /// The text in place of a duration.
 const NONE: &str = "none";
 
-/// The schema type of a duration or `none`.
+/// The schema type of a duration of at least 10 ms, or `none`.
 pub(super) struct DurationOrNone;
 
 impl JsonSchema for DurationOrNone {
@@ -41,7 +41,8 @@ impl JsonSchema for DurationOrNone {
     }
 
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        let duration = DurationText::json_schema(generator);
+        let mut duration = DurationText::json_schema(generator);
+        duration.insert("x-minimum".to_owned(), "10ms".into());
         json_schema!({ "anyOf": [{ "type": "string", "const": NONE }, duration] })
     }
 }

@@ -4,13 +4,18 @@ use std::fmt::Write;
 
 use serde_json::Value as Json;
 
-use crate::scalar::{ADDRESS_FORMAT, DURATION_FORMAT};
+use crate::scalar::{
+    ADDRESS_FORMAT, DURATION_BOUNDS, DURATION_FORMAT, format_duration, parse_duration,
+};
 use crate::schema::{alternatives, constant, follow, kind, type_name};
 use crate::size::{RATE_FORMAT, SIZE_FORMAT, format_rate, format_size};
 
 /// The member of a key's schema that marks a key whose default follows from other keys or from the
 /// engines: its description says how.
 pub const DERIVED: &str = "x-derived";
+
+/// The members of a number's schema with its least and its greatest value.
+const BOUNDS: [&str; 2] = ["minimum", "maximum"];
 
 /// All keys of a configuration as a Markdown table: path, type, default, meaning. `[]` stands for
 /// each item of a list.
@@ -110,18 +115,24 @@ impl<'s> Table<'s> {
     }
 
     fn type_word(&self, schema: &'s Json) -> String {
-        let format = schema.get("format").and_then(Json::as_str);
-        match format {
-            Some(SIZE_FORMAT) => return format!("size{}", size_range(schema, format_size)),
-            Some(RATE_FORMAT) => return format!("rate{}", size_range(schema, format_rate)),
+        match schema.get("format").and_then(Json::as_str) {
+            Some(SIZE_FORMAT) => {
+                let shown = |bound: &Json| bound.as_u64().map(format_size);
+                return format!("size{}", range(schema, BOUNDS, shown));
+            }
+            Some(RATE_FORMAT) => {
+                let shown = |bound: &Json| bound.as_u64().map(format_rate);
+                return format!("rate{}", range(schema, BOUNDS, shown));
+            }
+            Some(DURATION_FORMAT) => {
+                let shown =
+                    |bound: &Json| parse_duration(bound.as_str()?).ok().map(format_duration);
+                return format!("duration{}", range(schema, DURATION_BOUNDS, shown));
+            }
+            Some(ADDRESS_FORMAT) => return "`IP:PORT`".to_owned(),
             _ => {}
         }
-        let limit = |key| schema.get(key).and_then(Json::as_f64);
-        let range = match (limit("minimum"), limit("maximum")) {
-            (Some(least), Some(most)) => format!(", {least} to {most}"),
-            (Some(least), None) => format!(", at least {least}"),
-            _ => String::new(),
-        };
+        let range = range(schema, BOUNDS, |bound| bound.as_f64().map(|bound| bound.to_string()));
         match type_name(schema) {
             "object" => "mapping".to_owned(),
             "array" => {
@@ -145,22 +156,18 @@ impl<'s> Table<'s> {
             "integer" => format!("integer{range}"),
             "number" => format!("number{range}"),
             "boolean" => "`true` or `false`".to_owned(),
-            _ => match format {
-                Some(DURATION_FORMAT) => "duration".to_owned(),
-                Some(ADDRESS_FORMAT) => "`IP:PORT`".to_owned(),
-                _ => "text".to_owned(),
-            },
+            _ => "text".to_owned(),
         }
     }
 }
 
-/// The limits of a size, as `type_word` shows those of numbers.
-fn size_range(schema: &Json, shown: fn(u64) -> String) -> String {
-    let limit = |key| schema.get(key).and_then(Json::as_u64).map(shown);
-    match (limit("minimum"), limit("maximum")) {
-        (Some(least), Some(most)) => format!(", {least} to {most}"),
-        (Some(least), None) => format!(", at least {least}"),
-        _ => String::new(),
+/// The bounds under two keys of `schema`, as `shown` writes them.
+fn range(schema: &Json, keys: [&str; 2], shown: impl Fn(&Json) -> Option<String>) -> String {
+    match keys.map(|key| schema.get(key).and_then(&shown)) {
+        [Some(least), Some(most)] => format!(", {least} to {most}"),
+        [Some(least), None] => format!(", at least {least}"),
+        [None, Some(most)] => format!(", at most {most}"),
+        [None, None] => String::new(),
     }
 }
 

@@ -6,9 +6,13 @@ use std::time::Duration;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
 
 /// The schema `format` of [`DurationText`]. It is not JSON Schema's `duration`, which is ISO 8601.
 pub const DURATION_FORMAT: &str = "duration-with-units";
+/// The members of a duration's schema with its least and its greatest value, as texts: `minimum` and
+/// `maximum` of JSON Schema are for numbers.
+pub(crate) const DURATION_BOUNDS: [&str; 2] = ["x-minimum", "x-maximum"];
 /// The schema `format` of [`Address`].
 pub const ADDRESS_FORMAT: &str = "ip-port";
 
@@ -113,6 +117,15 @@ pub fn parse_duration(text: &str) -> Result<Duration, BadDuration> {
     }
     let total = Duration::from_micros(total_us);
     if total > DURATION_MAX { Err(BadDuration::TooLong) } else { Ok(total) }
+}
+
+/// The least and the greatest duration that `schema` allows.
+pub(crate) fn duration_bounds(schema: &Value) -> (Duration, Duration) {
+    let [least, most] = DURATION_BOUNDS.map(|key| {
+        let text = schema.get(key).and_then(Value::as_str);
+        text.and_then(|text| parse_duration(text).ok())
+    });
+    (least.unwrap_or_default(), most.unwrap_or(DURATION_MAX))
 }
 
 /// The inverse of [`parse_duration`]: `1m30s`; fractions of a microsecond are dropped.

@@ -49,14 +49,14 @@ pub struct Config {
     /// with another seed is refused in both cases.
     #[serde(default)]
     pub hash_seed: Option<u64>,
-    /// Interval between two reads of the engine's health and metrics, from `20ms` to `10s`. A shorter
-    /// interval shows load earlier and costs the engine more processor time.
+    /// Interval between two reads of the engine's health and metrics. A shorter interval shows
+    /// load earlier and costs the engine more processor time.
     #[serde(
         default = "load_interval",
         deserialize_with = "scalar::duration",
         serialize_with = "scalar::duration_text"
     )]
-    #[schemars(with = "scalar::DurationText")]
+    #[schemars(with = "scalar::DurationText", extend("x-minimum" = "20ms", "x-maximum" = "10s"))]
     pub load_interval: Duration,
     /// How the shim stops after a stop signal.
     #[serde(default)]

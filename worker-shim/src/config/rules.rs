@@ -3,20 +3,14 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use splitrail_settings::Secret;
 use splitrail_settings::endpoint::{self, BadEndpoint};
 use splitrail_settings::problem::ProblemReport;
 use splitrail_settings::process::open_regular;
-use splitrail_settings::scalar::parse_duration;
 use splitrail_settings::tree::Node;
 use splitrail_settings::words::shown;
-
-/// The range of `load_interval`. Shorter intervals would disturb the engine; with longer ones
-/// the load would be out of date.
-const LOAD_INTERVAL: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(10));
 
 /// Reports all violated rules of the tree under `root`.
 pub(super) fn check(root: &Node, base_dir: &Path, report: &mut ProblemReport) {
@@ -38,7 +32,6 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut ProblemReport) {
     }
     listen(root, report);
     routers(root, report);
-    load_interval(root, report);
     if let (Some(replay), None) = (root.get("kv_replay"), root.get("kv_events")) {
         let message = "`kv_replay` stands without `kv_events`".to_owned();
         report.error(replay.at, message, "name both, or neither: then the engine is asked");
@@ -97,17 +90,6 @@ fn routers(root: &Node, report: &mut ProblemReport) {
     {
         let message = "`token` travels to routers in clear text".to_owned();
         report.warn(token.at, message, "add `tls: { ca: ... }`, and `fleet.tls` at the routers");
-    }
-}
-
-fn load_interval(root: &Node, report: &mut ProblemReport) {
-    let (least, most) = LOAD_INTERVAL;
-    if let Some(node) = root.get("load_interval")
-        && let Some(Ok(interval)) = node.text().map(parse_duration)
-        && !(least..=most).contains(&interval)
-    {
-        let message = "`load_interval` is out of range".to_owned();
-        report.error(node.at, message, "from 20ms to 10s");
     }
 }
 

@@ -76,7 +76,7 @@ tls: { ca: /nowhere/ca.pem, cert: c.pem }
         "4:7 `role` cannot be \"prefil\"",
         "5:5 `id` may not hold \" \"",
         "6:12 `kv_replay` stands without `kv_events`",
-        "7:16 `load_interval` is out of range",
+        "7:16 `load_interval` cannot be 1ms",
         "8:1 the configuration has an unknown key `hash_sed`",
         "9:6 `tls` has a certificate without its key, or a key alone",
     ] {

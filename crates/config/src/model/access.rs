@@ -71,10 +71,10 @@ pub struct JwtAuth {
     /// The authority of the URL's certificate (PEM). Default: the system's.
     #[serde(default)]
     pub jwks_ca: Option<PathBuf>,
-    /// How often the URL is fetched. At least 10 s.
+    /// How often the URL is fetched.
     #[serde(default = "refresh_interval")]
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
-    #[schemars(with = "scalar::DurationText")]
+    #[schemars(with = "scalar::DurationText", extend("x-minimum" = "10s"))]
     pub refresh_interval: Duration,
     /// The claim that names the tenant.
     #[serde(default = "tenant_claim")]

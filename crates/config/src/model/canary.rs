@@ -17,11 +17,11 @@ pub struct CanaryConfig {
     /// Timeout of the engine's reply, and again of its KV events. Raise it for long queues of
     /// engines.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
-    #[schemars(with = "scalar::DurationText")]
+    #[schemars(with = "scalar::DurationText", extend("x-minimum" = "1ms"))]
     pub timeout: Duration,
     /// Interval between two tests of a worker. One without a clear result is repeated earlier.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
-    #[schemars(with = "scalar::DurationText")]
+    #[schemars(with = "scalar::DurationText", extend("x-minimum" = "1ms"))]
     pub interval: Duration,
 }
 

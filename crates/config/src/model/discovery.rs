@@ -82,10 +82,10 @@ pub struct DnsDiscovery {
     /// Whether engines support `cache_hit_threshold`. Default: each is asked once.
     #[serde(default)]
     pub supports_cache_hit_threshold: Option<bool>,
-    /// Interval between lookups, at least `1s`; up to a tenth is added at random.
+    /// Interval between lookups; up to a tenth is added at random.
     #[serde(default = "refresh_interval")]
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
-    #[schemars(with = "scalar::DurationText")]
+    #[schemars(with = "scalar::DurationText", extend("x-minimum" = "1s"))]
     pub refresh_interval: Duration,
     /// How long the last addresses are kept after DNS has said that there are none. While DNS does
     /// not answer, they are kept.

@@ -32,9 +32,9 @@ pub struct FleetConfig {
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
     #[schemars(with = "scalar::DurationText")]
     pub rejoin_grace: Duration,
-    /// Interval of shims' load reports if nothing changes. At least 10 ms.
+    /// Interval of shims' load reports if nothing changes.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
-    #[schemars(with = "scalar::DurationText")]
+    #[schemars(with = "scalar::DurationText", extend("x-minimum" = "10ms"))]
     pub load_interval: Duration,
     /// Age from which a load report is outdated: the worker then counts as busy as the busiest of
     /// its model. At least twice `load_interval`.

@@ -11,13 +11,13 @@ use crate::scalar;
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct HealthConfig {
-    /// Interval between probes, which also read the load. At least 10 ms.
+    /// Interval between probes, which also read the load.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
-    #[schemars(with = "scalar::DurationText")]
+    #[schemars(with = "scalar::DurationText", extend("x-minimum" = "10ms"))]
     pub probe_interval: Duration,
-    /// Timeout of a probe. At least 10 ms.
+    /// Timeout of a probe.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
-    #[schemars(with = "scalar::DurationText")]
+    #[schemars(with = "scalar::DurationText", extend("x-minimum" = "10ms"))]
     pub probe_timeout: Duration,
     /// Failed probes in a row after which a worker is down. A request that cannot reach it has the
     /// same effect at once.
@@ -53,9 +53,9 @@ impl Default for HealthConfig {
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct EjectionConfig {
-    /// Interval between evaluations. At least 10 ms.
+    /// Interval between evaluations.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
-    #[schemars(with = "scalar::DurationText")]
+    #[schemars(with = "scalar::DurationText", extend("x-minimum" = "10ms"))]
     pub interval: Duration,
     /// Failed legs in percent from which a worker is ejected, if the others' median is less than
     /// half of it. 0 disables it.
@@ -69,9 +69,9 @@ pub struct EjectionConfig {
     #[schemars(range(min = 1, max = 1_000_000))]
     pub requests_min: u32,
     /// Duration of the first ejection. Each further one in a row lasts this much longer, up to ten
-    /// times. At least 10 ms.
+    /// times.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
-    #[schemars(with = "scalar::DurationText")]
+    #[schemars(with = "scalar::DurationText", extend("x-minimum" = "10ms"))]
     pub base_time: Duration,
     /// Maximum share of ejected workers of one role in percent, rounded down but at least one worker.
     /// The last worker is never ejected.

@@ -21,23 +21,23 @@ pub struct Limits {
     #[schemars(range(min = 0, max = 1_000_000))]
     pub connections_per_address_max: usize,
     /// Maximum time for the head of a request, or from the opening of a connection. Then the
-    /// connection is closed. At least 10 ms.
+    /// connection is closed.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
-    #[schemars(with = "scalar::DurationText")]
+    #[schemars(with = "scalar::DurationText", extend("x-minimum" = "10ms"))]
     pub header_timeout: Duration,
     /// Maximum time of a connection without a request. Load balancers in front should close theirs
-    /// earlier. At least 10 ms.
+    /// earlier.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
-    #[schemars(with = "scalar::DurationText")]
+    #[schemars(with = "scalar::DurationText", extend("x-minimum" = "10ms"))]
     pub idle_timeout: Duration,
     /// Maximum time for which a client may read nothing. Then its connection or HTTP/2 stream is
-    /// closed, and its requests are cancelled. At least 10 ms.
+    /// closed, and its requests are cancelled.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
-    #[schemars(with = "scalar::DurationText")]
+    #[schemars(with = "scalar::DurationText", extend("x-minimum" = "10ms"))]
     pub write_stall: Duration,
-    /// Time for which a client may read more slowly than `reply_rate_min`. At least 10 ms.
+    /// Time for which a client may read more slowly than `reply_rate_min`.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
-    #[schemars(with = "scalar::DurationText")]
+    #[schemars(with = "scalar::DurationText", extend("x-minimum" = "10ms"))]
     pub reply_grace: Duration,
     /// Minimum rate at which a client reads pending bytes, on average after `reply_grace`;
     /// otherwise as for `write_stall`. The waiting streams of one HTTP/2 connection share it. 0:
@@ -73,9 +73,9 @@ pub struct Limits {
     #[serde(deserialize_with = "size::size", serialize_with = "size::size_text")]
     #[schemars(with = "size::SizeText", range(min = 1024, max = 1_073_741_824_u64))]
     pub body_max_bytes: usize,
-    /// Maximum time for the arrival of a body (otherwise 408). At least 10 ms.
+    /// Maximum time for the arrival of a body (otherwise 408).
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
-    #[schemars(with = "scalar::DurationText")]
+    #[schemars(with = "scalar::DurationText", extend("x-minimum" = "10ms"))]
     pub body_timeout: Duration,
     /// Time for which a body may be slower than `body_rate_min`.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]

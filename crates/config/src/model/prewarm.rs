@@ -19,7 +19,7 @@ pub struct PrewarmConfig {
     pub tokens_max: u32,
     /// Maximum duration after one start. The worker serves requests meanwhile.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
-    #[schemars(with = "scalar::DurationText")]
+    #[schemars(with = "scalar::DurationText", extend("x-minimum" = "1ms"))]
     pub time_max: Duration,
     /// Maximum concurrent fetches to a prewarmed worker, and from each source. Less than
     /// `peer_fetch_max_per_worker`.

@@ -20,12 +20,11 @@ pub struct QueueConfig {
     pub max_waiting: usize,
     /// Maximum wait; then the request is refused. The default is that of official clients.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
-    #[schemars(with = "scalar::DurationText")]
+    #[schemars(with = "scalar::DurationText", extend("x-minimum" = "1ms"))]
     pub max_wait: Duration,
-    /// A worker gets its next request when it is predicted to be free within this time. At most 60
-    /// s.
+    /// A worker gets its next request when it is predicted to be free within this time.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
-    #[schemars(with = "scalar::DurationText")]
+    #[schemars(with = "scalar::DurationText", extend("x-maximum" = "1m"))]
     pub lead: Duration,
     /// The share of the released work for the request that has waited longest.
     #[schemars(range(min = 0.01, max = 1.0))]
@@ -33,7 +32,7 @@ pub struct QueueConfig {
     /// The prefill time by which a client may be ahead of a waiting one; `limits.fair_by` tells
     /// clients apart.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
-    #[schemars(with = "scalar::DurationText")]
+    #[schemars(with = "scalar::DurationText", extend("x-minimum" = "1ms"))]
     pub fairness: Duration,
     /// A request whose first token is predicted later is refused on arrival, unless its prefill
     /// alone takes longer or it need not wait. Default: none is.
@@ -41,7 +40,7 @@ pub struct QueueConfig {
         deserialize_with = "scalar::optional_duration",
         serialize_with = "scalar::optional_duration_text"
     )]
-    #[schemars(with = "Option<scalar::DurationText>")]
+    #[schemars(with = "Option<scalar::DurationText>", extend("x-minimum" = "1ms"))]
     pub ttft_goal: Option<Duration>,
     /// The highest `x-splitrail-priority`. Higher classes are served first, those below 0 after
     /// class 0.
@@ -90,9 +89,9 @@ impl From<QueueConfig> for queue::QueueConfig {
 #[serde(deny_unknown_fields, default)]
 pub struct ThresholdConfig {
     /// Maximum time between tokens that a local prefill may cause in a stream, as the mean of its
-    /// slowest tenth. 1 ms to 60 s.
+    /// slowest tenth.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
-    #[schemars(with = "scalar::DurationText")]
+    #[schemars(with = "scalar::DurationText", extend("x-minimum" = "1ms", "x-maximum" = "1m"))]
     pub tbt_goal: Duration,
     /// Prompt tokens that a decode worker computes in one step; 0: the whole prompt.
     #[schemars(range(min = 0, max = 1_000_000))]

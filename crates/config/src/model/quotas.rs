@@ -67,13 +67,13 @@ pub struct NatsQuotas {
     #[schemars(range(min = 1, max = 5))]
     pub stream_replicas: usize,
     /// How long a router uses its shares without the broker. Afterwards the router admits a small
-    /// part of every limit, and the other routers get the rest. From 20 s to 1 h.
+    /// part of every limit, and the other routers get the rest.
     #[serde(
         default = "lease",
         deserialize_with = "scalar::duration",
         serialize_with = "scalar::duration_text"
     )]
-    #[schemars(with = "scalar::DurationText")]
+    #[schemars(with = "scalar::DurationText", extend("x-minimum" = "20s", "x-maximum" = "1h"))]
     pub lease: Duration,
 }
 

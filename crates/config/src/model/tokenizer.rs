@@ -75,7 +75,7 @@ pub struct HuggingfaceTokenizer {
 pub struct EngineTokenizer {
     /// Maximum wait for the tokens of a prompt.
     #[serde(deserialize_with = "scalar::duration", serialize_with = "scalar::duration_text")]
-    #[schemars(with = "scalar::DurationText")]
+    #[schemars(with = "scalar::DurationText", extend("x-minimum" = "1ms"))]
     pub timeout: Duration,
     /// Maximum prompts that engines are asked about at a time. Further ones are placed by load.
     #[schemars(range(min = 1, max = 65_536))]

@@ -51,7 +51,7 @@ pub struct OtlpConfig {
         deserialize_with = "scalar::duration",
         serialize_with = "scalar::duration_text"
     )]
-    #[schemars(with = "scalar::DurationText")]
+    #[schemars(with = "scalar::DurationText", extend("x-minimum" = "1ms"))]
     pub timeout: Duration,
     /// Maximum spans that wait for the collector. Further ones are dropped and counted.
     #[serde(default = "queue_spans_max")]

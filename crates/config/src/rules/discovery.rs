@@ -5,7 +5,6 @@ use std::path::Path;
 
 use super::workers::Workers;
 use crate::model::{Connector, Discovery, KubernetesDiscovery, Role};
-use crate::scalar::parse_duration;
 use crate::value::{typed, typed_or};
 use splitrail_settings::endpoint;
 use splitrail_settings::problem::{Place, ProblemReport};
@@ -13,9 +12,6 @@ use splitrail_settings::tree::{Node, Value};
 use splitrail_settings::words::shown;
 
 mod labels;
-
-/// Minimum refresh interval, which protects DNS servers from too many queries.
-const REFRESH_MIN: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// Checks the sources of `model`, and adds the workers that they may find to `workers`.
 pub(super) fn check<'n>(
@@ -93,12 +89,6 @@ fn dns(node: &Node, path: &str, report: &mut ProblemReport) {
                         of their own";
             report.error(at, message, hint);
         }
-    }
-    if let Some(node) = node.get("refresh_interval")
-        && let Some(Ok(refresh)) = node.text().map(parse_duration)
-        && refresh < REFRESH_MIN
-    {
-        report.error(node.at, format!("`{path}.refresh_interval` is too short"), "at least `1s`");
     }
 }
 

@@ -1,7 +1,6 @@
-//! Rules about JSON Web Tokens: the keys of their issuer can be read, and how often.
+//! Rules about JSON Web Tokens: the keys of their issuer can be read.
 
 use std::path::Path;
-use std::time::Duration;
 
 use crate::jwks::{JwksUrl, KeySet, read_file};
 use crate::model::{Auth, JwtAuth};
@@ -9,9 +8,6 @@ use crate::tls::authorities;
 use splitrail_settings::problem::ProblemReport;
 use splitrail_settings::tree::{Node, Value};
 use splitrail_settings::words::shown;
-
-/// Minimum refresh interval, which protects the issuer.
-const REFRESH_MIN: Duration = Duration::from_secs(10);
 
 /// Reports every violation of a rule by an item of `auth`, if its kind is `jwt`. `path` is the path
 /// of the item, such as `auth[0]`.
@@ -93,11 +89,6 @@ fn url(auth: &JwtAuth, node: &Node, path: &str, base_dir: &Path, report: &mut Pr
                 report.error(at("jwks_ca"), message, hint);
             }
         }
-    }
-    if auth.refresh_interval < REFRESH_MIN {
-        let message = format!("`{path}.refresh_interval` is too short");
-        let hint = "at least `10s`: tokens that name an unknown key cause a fetch as well";
-        report.error(at("refresh_interval"), message, hint);
     }
 }
 

@@ -1,7 +1,5 @@
 //! Rules about prewarming: what it needs, and settings that have no effect.
 
-use std::time::Duration;
-
 use super::peer_fetch;
 use crate::model::peer_fetch::max_per_worker;
 use crate::model::{Limits, PeerFetch, PrewarmConfig};
@@ -14,11 +12,6 @@ use splitrail_settings::tree::Node;
 pub(super) fn check(root: &Node, model: &Node, path: &str, report: &mut ProblemReport) {
     let Some(section) = model.get("prewarm") else { return };
     let Some(config) = typed::<PrewarmConfig>(model, "prewarm") else { return };
-    if config.time_max == Duration::ZERO {
-        let at = section.get("time_max").unwrap_or(section).at;
-        let message = format!("`{path}.prewarm.time_max` is zero");
-        report.error(at, message, "give it time, or switch it off with `enabled: false`");
-    }
     if !config.enabled {
         return;
     }

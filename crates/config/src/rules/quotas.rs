@@ -1,19 +1,13 @@
 //! Rules about limits that routers share.
 
 use std::path::Path;
-use std::time::Duration;
 
-use crate::model::{BrokerLogin, Quotas};
+use crate::model::BrokerLogin;
 use crate::value::typed;
 use splitrail_settings::endpoint::{self, is_loopback};
 use splitrail_settings::problem::ProblemReport;
 use splitrail_settings::process::open_regular;
 use splitrail_settings::tree::{Node, Value};
-
-/// Minimum lease of a share, of which a quarter passes between renewals.
-const LEASE_MIN: Duration = Duration::from_secs(20);
-/// Maximum lease of a share, for which a failed router's share is of no use.
-const LEASE_MAX: Duration = Duration::from_secs(3600);
 
 /// Reports every violation of a rule about `quotas`.
 pub(super) fn check(root: &Node, base_dir: &Path, report: &mut ProblemReport) {
@@ -22,15 +16,6 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut ProblemReport) {
         return;
     }
     broker(section, base_dir, report);
-    let Some(Quotas::Nats(quotas)) = typed::<Quotas>(root, "quotas") else { return };
-    let at = section.get("lease").unwrap_or(section).at;
-    if quotas.lease < LEASE_MIN {
-        let message = "`quotas.lease` is too short".to_owned();
-        report.error(at, message, "at least `20s`: shares are renewed four times in a lease");
-    } else if quotas.lease > LEASE_MAX {
-        let message = "`quotas.lease` is too long".to_owned();
-        report.error(at, message, "at most `1h`: a failed router's share is not used meanwhile");
-    }
 }
 
 /// Checks how the broker is reached.

@@ -1,27 +1,13 @@
 //! Rules about read-back: what it needs, and settings that have no effect without it.
 
-use std::time::Duration;
-
 use crate::model::{Connector, KvLoadFailurePolicy, TokenizerConfig, flow};
 use crate::scalar::parse_duration;
 use crate::value::{typed, typed_or};
 use splitrail_settings::problem::ProblemReport;
 use splitrail_settings::tree::Node;
 
-/// The shortest pin of which any time can be used: engines refuse a read in the last five seconds.
-const PIN_MIN: Duration = Duration::from_secs(10);
-
 /// Reports every violation of a rule about read-back in `model`.
 pub(super) fn check(root: &Node, model: &Node, path: &str, report: &mut ProblemReport) {
-    if let Some(node) = model.get("read_back_pin") {
-        let pin = node.text().and_then(|text| parse_duration(text).ok());
-        if pin.is_some_and(|pin| pin < PIN_MIN) {
-            let message = format!("`{path}.read_back_pin` is shorter than {PIN_MIN:?}");
-            let hint = "engines refuse a read in the last five seconds of a pin: as long as their \
-                        `decoder_kv_blocks_ttl`, and at least 10s";
-            report.error(node.at, message, hint);
-        }
-    }
     let is_on = typed_or(model, "read_back", false) == Some(true);
     let Some(node) = model.get("read_back").filter(|_| is_on) else {
         let pin = model.get("read_back_pin").filter(|node| {

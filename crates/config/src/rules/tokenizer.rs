@@ -14,7 +14,7 @@ pub(super) fn check(model: &Node, path: &str, base_dir: &Path, report: &mut Prob
     let node = model.get("tokenizer").unwrap_or(model);
     let tokenizer = match typed::<TokenizerConfig>(model, "tokenizer") {
         Some(TokenizerConfig::Huggingface(tokenizer)) => tokenizer,
-        Some(TokenizerConfig::Engine(tokenizer)) => {
+        Some(TokenizerConfig::Engine(_)) => {
             let written = typed::<Engine>(model, "engine").map(EngineKind::from);
             let implied = || typed::<Connector>(model, "connector").and_then(Connector::engine);
             let engine = written.or_else(implied).unwrap_or_default();
@@ -23,11 +23,6 @@ pub(super) fn check(model: &Node, path: &str, base_dir: &Path, report: &mut Prob
                 let hint = "the router asks vLLM alone for tokens: write the model's folder, or its \
                             id if it is in the Hugging Face cache of this host";
                 report.error(node.at, message, hint);
-            }
-            if tokenizer.timeout.is_zero() {
-                let at = node.get("timeout").unwrap_or(node).at;
-                let message = format!("`{path}.tokenizer.timeout` leaves engines no time");
-                report.error(at, message, "some hundred milliseconds, or `tokenizer: none`");
             }
             return;
         }

@@ -40,11 +40,6 @@ pub(super) fn check(root: &Node, base_dir: &Path, report: &mut ProblemReport) {
             report.warn(at, message, "write `https://HOST:PORT`, or delete the key");
         }
     }
-    if otlp.timeout.is_zero() {
-        let at = section.get("timeout").unwrap_or(section).at;
-        let message = "`tracing.otlp.timeout` is zero".to_owned();
-        report.error(at, message, "no span would arrive: give the collector time, such as `10s`");
-    }
 }
 
 fn endpoint(section: &Node, otlp: &OtlpConfig, report: &mut ProblemReport) -> Option<OtlpTarget> {

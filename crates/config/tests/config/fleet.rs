@@ -135,7 +135,6 @@ fn invalid_networks_and_load_times_are_refused() {
     refused(OPEN, &open, (2, 74), "`fleet.networks[1]` \"300.0.0.0\" is not an IP network");
     let times = |times: &str| format!("{{ {TOKEN}, {times} }}");
     refused(OPEN, &times("load_interval: 3s"), (2, 8), "less than two of");
-    refused(OPEN, &times("load_interval: 1ms"), (2, 66), "too short");
     let config =
         parse(&with(OPEN, &times("load_interval: 100ms, load_stale_after: 1s"))).unwrap().config;
     assert_eq!(config.fleet.load_stale_after, Duration::from_secs(1));

@@ -90,12 +90,6 @@ fn the_authority_of_a_url_is_a_certificate() {
 }
 
 #[test]
-fn keys_are_fetched_every_ten_seconds_at_most() {
-    let short = "    refresh_interval: 9s\n";
-    refused("https://id.example/keys", short, 5, "`auth[0].refresh_interval` is too short");
-}
-
-#[test]
 fn settings_of_urls_do_nothing_for_files_and_plain_urls() {
     let ca = "    jwks_ca: tls/ca.pem\n";
     for (jwks, more, expected) in [

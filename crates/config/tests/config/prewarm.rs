@@ -35,7 +35,6 @@ fn a_missing_requirement_of_prewarming_is_reported_at_its_place() {
             (6, 14),
             ".fetches_max` must be less than `peer_fetch_max_per_worker`",
         ),
-        ("prewarm: { time_max: 0s }", (4, 26), ".time_max` is zero"),
     ] {
         let (line, column, told) = only_problem(&with(keys));
         assert_eq!((line, column), place, "{told}");

@@ -5,7 +5,9 @@ use std::net::SocketAddr;
 use serde_json::Value as Json;
 
 use super::Checker;
-use crate::scalar::{ADDRESS_FORMAT, BadDuration, DURATION_FORMAT, parse_duration};
+use crate::scalar::{
+    ADDRESS_FORMAT, BadDuration, DURATION_FORMAT, duration_bounds, format_duration, parse_duration,
+};
 use crate::schema::{alternatives, constant, follow, kind, type_name};
 use crate::size::{
     BadSize, RATE_FORMAT, SIZE_FORMAT, format_rate, format_size, parse_rate, parse_size,
@@ -17,7 +19,7 @@ impl<'c> Checker<'c> {
     pub(super) fn text(&mut self, node: &Node, text: &str, schema: &Json, path: &str) {
         let name = place_name(path);
         match schema.get("format").and_then(Json::as_str) {
-            Some(DURATION_FORMAT) => return self.duration(node, text, path),
+            Some(DURATION_FORMAT) => return self.duration(node, text, schema, path),
             Some(ADDRESS_FORMAT) => return self.address(node, text, path),
             _ => {}
         }
@@ -92,9 +94,18 @@ impl<'c> Checker<'c> {
         }
     }
 
-    fn duration(&mut self, node: &Node, text: &str, path: &str) {
-        let Err(why) = parse_duration(text) else {
-            return;
+    fn duration(&mut self, node: &Node, text: &str, schema: &Json, path: &str) {
+        let why = match parse_duration(text) {
+            Ok(duration) => {
+                let (least, most) = duration_bounds(schema);
+                if !(least..=most).contains(&duration) {
+                    let message = format!("{} cannot be {}", place_name(path), shown(text));
+                    let (least, most) = (format_duration(least), format_duration(most));
+                    self.report.error(node.at, message, format!("from {least} to {most}"));
+                }
+                return;
+            }
+            Err(why) => why,
         };
         let hint = match why {
             BadDuration::Unit => format!("add a unit: `{}s`?", shown(text)),

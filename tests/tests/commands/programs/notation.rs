@@ -119,8 +119,8 @@ fn sizes_and_durations_have_units() {
     }
     for (lines, told) in [
         ("queue: { max_wait: 300 }", "add a unit: `300s` or `300ms`"),
-        ("queue: { max_wait: 0s }", "`models[0].queue.max_wait` is less than 1ms"),
-        ("queue: { lead: 2m }", "`models[0].queue.lead` is more than 1m"),
+        ("queue: { max_wait: 0s }", "`models[0].queue.max_wait` cannot be 0s"),
+        ("queue: { lead: 2m }", "`models[0].queue.lead` cannot be 2m"),
         ("queue: {}\nlimits: { body_size_max: 64Mi }", "\"64Mi\" has an unknown unit"),
         (
             "queue: {}\nlimits: { body_size_max: 1.5 }",
