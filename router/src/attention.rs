@@ -10,12 +10,16 @@ use crate::core::Core;
 use crate::live::Shed;
 use splitrail_access::Access;
 use splitrail_access::keys::{Grant, KeyHolder};
+use splitrail_config::model::Discovery;
+use splitrail_fleet::refused_workers::RefusedOfSource;
 use splitrail_fleet::{ServedModel, Worker};
 use splitrail_settings::natural_order::compare;
 use splitrail_telemetry::metrics::labels_of_zeros;
 
+mod pairs;
 mod worker;
 
+use pairs::of_pairs;
 pub use worker::open_breakers;
 use worker::{WorkerFacts, of_worker};
 
@@ -44,6 +48,8 @@ pub enum AttentionKind {
     KeysExpire,
     /// The router has no keys of an issuer of JSON Web Tokens.
     IssuerWithoutKeys,
+    /// A discovery source cannot be read, or found workers that cannot be added.
+    DiscoveryFails,
     /// The router is not connected to the broker over which limits are shared.
     BrokerDisconnected,
     /// The router has refused requests because of load.
@@ -82,7 +88,8 @@ pub enum AttentionKind {
     NoLoad,
     /// Its engine does not say how much of a prompt was cached.
     NoCachedTokens,
-    /// A worker handed nothing over on some endpoints, or decode workers fail on its hand-offs.
+    /// A worker handed nothing over on some endpoints, decode workers fail on its hand-offs, or it has no
+    /// partner.
     NoHandOff,
     /// The engine of a worker may find less than the index says.
     OverlapIsUpperBound,
@@ -146,6 +153,7 @@ pub fn find(core: &Core, shed: &[Shed]) -> Vec<Attention> {
     found.extend(of_shed(shed));
     let serving = core.serving();
     found.extend(serving.models.iter().flat_map(|served| of_workers(served)));
+    found.extend(serving.models.iter().flat_map(|served| of_pairs(served)));
     found.extend(serving.models.iter().flat_map(|served| of_model(served)));
     found.extend(serving.models.iter().flat_map(|served| of_adapters(served)));
     // The sort is stable.
@@ -206,6 +214,14 @@ fn of_router(core: &Core) -> Vec<Attention> {
         let message = format!("auth: there are no keys of issuer {issuer}; its tokens are refused");
         let advice = "the router's log has the cause: check the address or file of `auth[].jwks`";
         found.push(Attention::new(Kind::IssuerWithoutKeys, message).advise(advice));
+    }
+    for source in labels_of_zeros(&metrics.discovery_successful) {
+        let message = format!(
+            "discovery: {source} cannot be read; the workers that it found stay, and no others come"
+        );
+        let advice = "the router's log has the cause: the name, the API server, or the Role that lets \
+                      the router list and watch pods";
+        found.push(Attention::new(Kind::DiscoveryFails, message).advise(advice));
     }
     if access.is_broker_connected() == Some(false) {
         let message = "quotas: the broker is not connected; after `quotas.lease`, tenants get a \
@@ -276,6 +292,15 @@ fn of_model(served: &ServedModel) -> Vec<Attention> {
             format!("{prompts} failed alike on two workers; each is tried on one worker only");
         let advice = "the engines' logs say why; docs/health.md, suspect prompts";
         found.push(Attention::new(Kind::SuspectPrompts, message).advise(advice));
+    }
+    let sources: Vec<_> = served.config.discovery.iter().map(Discovery::name).collect();
+    let mut refused = served.pool.refused_workers.all();
+    refused.retain(|refused| sources.contains(&refused.source));
+    for RefusedOfSource { source, workers, why } in refused {
+        let message = format!("discovery: {workers} found by {source} cannot be added; {why}");
+        let advice = "docs/discovery.md says which workers a source may add; `fleet.networks` has the \
+                      allowed addresses";
+        found.push(Attention::new(Kind::DiscoveryFails, message).advise(advice));
     }
     found.iter_mut().for_each(|attention| attention.model = Some(served.name().to_owned()));
     found

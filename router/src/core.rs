@@ -16,7 +16,8 @@ use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::memory_budget::{self, MemoryBudget};
 use splitrail_api::name::Name;
 use splitrail_api::shares::ClientShare;
-use splitrail_config::model::{Config, OnNoPrefill, RequestFlow};
+use splitrail_config::model::{Config, Discovery, Model, OnNoPrefill, RequestFlow};
+use splitrail_fleet::exclusion::{Exclusion, excluded, without_taker};
 use splitrail_fleet::parity::Parity;
 use splitrail_fleet::state::WorkerState;
 use splitrail_fleet::{Cluster, ServedModel, ServedModels, Worker};
@@ -236,9 +237,13 @@ impl Core {
                 _ => &[Leg::Aggregated],
             };
             let name = served.name();
+            let alone = without_taker(&roster, &[], config.connector, Instant::now());
             for leg in legs {
                 let serves = |worker: &Arc<Worker>| {
-                    worker.is_up() && worker.is_probed() && worker.state() != WorkerState::Unready
+                    let has_taker =
+                        *leg != Leg::Prefill || excluded(&alone, worker.index).is_none();
+                    let is_in_service = worker.state() != WorkerState::Unready;
+                    worker.is_up() && worker.is_probed() && is_in_service && has_taker
                 };
                 let of_role = || roster.iter().filter(|worker| worker.serves(*leg));
                 if !of_role().any(serves) {
@@ -247,7 +252,10 @@ impl Core {
                         true => Leg::Decode.name(),
                         false => leg.name(),
                     };
-                    let causes = causes_out_of_service(of_role());
+                    let causes = match of_role().next() {
+                        Some(_) => causes_out_of_service(of_role(), &alone),
+                        None => no_workers_found(config),
+                    };
                     return Some(format!("model {name} has no {role} worker that serves{causes}"));
                 }
             }
@@ -282,9 +290,24 @@ impl Core {
     }
 }
 
+/// Where a model without workers of a role looks for them, after a colon.
+fn no_workers_found(config: &Model) -> String {
+    let sources: Vec<_> = config.discovery.iter().map(Discovery::name).collect();
+    match sources.is_empty() {
+        true => String::new(),
+        false => format!(": none was found by {}", sources.join(", ")),
+    }
+}
+
 /// Why workers do not serve: of the first three, after a colon.
-fn causes_out_of_service<'a>(workers: impl Iterator<Item = &'a Arc<Worker>>) -> String {
+fn causes_out_of_service<'a>(
+    workers: impl Iterator<Item = &'a Arc<Worker>>,
+    alone: &[Exclusion],
+) -> String {
     let cause = |worker: &Arc<Worker>| match worker.is_probed() {
+        _ if excluded(alone, worker.index).is_some() => {
+            format!("no decode worker in service can take the KV of {}", worker.id())
+        }
         true => {
             let (id, state) = (worker.id(), worker.state().name());
             format!("{id} is {state} ({})", worker.health.lifecycle.since().why)

@@ -45,13 +45,24 @@ impl Roster {
         self.workers.iter().find(|worker| worker.id() == id)
     }
 
-    /// A worker of the transfer group whose workers are taking the place of others: the last one that
-    /// has joined, if that was lately. Workers that were there when the router started replace none.
+    /// A worker of the transfer group whose workers are taking the place of others: the group of which the
+    /// first worker has joined last, if one of its workers has joined lately. Workers that were there
+    /// when the router started replace none, and neither does one that comes back to its group.
     pub fn incoming(&self, now: Instant) -> Option<&Worker> {
-        let grouped = self.workers.iter().filter(|worker| worker.config.transfer_group.is_some());
-        let last = grouped.max_by_key(|worker| (worker.joined(), worker.index))?;
+        // The first and the last worker of each group that has joined.
+        let mut groups: Vec<[&Worker; 2]> = Vec::new();
+        for worker in self.workers.iter().filter(|worker| worker.config.transfer_group.is_some()) {
+            match groups.iter_mut().find(|[first, _]| first.is_of_group_of(worker)) {
+                Some([first, _]) if worker.joined() < first.joined() => *first = worker,
+                Some([_, last]) if worker.joined() > last.joined() => *last = worker,
+                Some(_) => {}
+                None => groups.push([worker, worker]),
+            }
+        }
+        let [first, last] =
+            groups.into_iter().max_by_key(|[first, _]| (first.joined(), first.index))?;
         let is_new = now.saturating_duration_since(last.joined()) < REPLACES_FOR;
-        (is_new && !last.is_initial_member()).then_some(last)
+        (is_new && !first.is_initial_member()).then_some(first)
     }
 
     /// The number of workers.

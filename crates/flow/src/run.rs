@@ -236,13 +236,20 @@ async fn run_reply_leg(
         if pool.any_up(leg, &[&excluded[..], &late].concat()) {
             excluded.extend(&late);
         }
-        if left.is_some_and(|left| left.is_zero()) {
+        let is_over = left.is_some_and(|left| left.is_zero());
+        // Those that could take the hand-off have left, and others can take another worker's.
+        let is_stranded = !pool.any_up(leg, &excluded) && pool.any_up(leg, attempts.failed());
+        if is_over || is_stranded {
             let rules = LegRules::any(leg, &excluded);
             note_vetoed(decision, &pool.roster(), rules, &[], Moment::now());
             let prefill = Arc::clone(&prefilled.worker);
+            let (kind, when) = match is_over {
+                true => (ErrorKind::LeaseExpired, "in time"),
+                false => (ErrorKind::NoWorker, "any more"),
+            };
             let message =
-                format!("no decode worker can take worker {}'s hand-off in time", prefill.id());
-            let error = Error::new(ErrorKind::LeaseExpired, message);
+                format!("no decode worker can take worker {}'s hand-off {when}", prefill.id());
+            let error = Error::new(kind, message);
             decision.enter(|entry| entry.discard(error.outcome()));
             attempts.retry(context, &prefill, error)?;
             *staged = None;

@@ -18,6 +18,7 @@ use crate::core::Core;
 use splitrail_config::model::{HitThreshold, RequestFlow};
 use splitrail_fleet::ServedModel;
 use splitrail_fleet::Worker;
+use splitrail_fleet::exclusion::{excluded, without_taker};
 use splitrail_fleet::load_report::LOAD_STALE;
 use splitrail_fleet::parity::Parity;
 use splitrail_fleet::shim_report::EventOrigin;
@@ -195,9 +196,12 @@ fn observe_available(core: &Core) {
     for served in &serving.models {
         let hands_over = served.config.flows().any(RequestFlow::hands_over);
         let roster = served.pool.roster();
+        let alone = without_taker(&roster, &[], served.config.connector, now);
         for leg in hands_over.then_some(Leg::Prefill).into_iter().chain([Leg::Decode]) {
-            let workers =
-                roster.iter().filter(|worker| worker.serves(leg) && worker.is_available(leg, now));
+            let workers = roster.iter().filter(|worker| {
+                let has_taker = leg != Leg::Prefill || excluded(&alone, worker.index).is_none();
+                worker.serves(leg) && worker.is_available(leg, now) && has_taker
+            });
             let (model, leg, workers) = (served.name(), leg.name(), workers.count());
             counts.push(AvailableWorkers { model, leg, workers });
         }

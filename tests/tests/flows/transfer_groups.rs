@@ -1,8 +1,9 @@
 //! KV moves only between workers of one transfer group, in each flow and after failures.
 
 use serde_json::{Value, json};
-use splitrail_sim::FaultKind;
+use splitrail_sim::{FaultKind, SimConfig};
 use splitrail_tests::Spec;
+use splitrail_tests::cluster::eventually;
 use splitrail_tests::trial::{COMPLETIONS, Trial, completion, prompt};
 
 /// Workers with a 1 in their names are of another group.
@@ -71,6 +72,65 @@ async fn a_group_without_prefill_workers_serves_alone_if_no_other_has_both() {
     let workers = trial.cluster.admin.get("/admin/workers").await.json()["workers"].clone();
     let groups = workers.as_array().unwrap().iter().map(|worker| worker["transfer_group"].clone());
     assert_eq!(groups.collect::<Vec<_>>(), ["old", "new", "old", "new"].map(Value::from));
+    trial.finish().await;
+}
+
+async fn a_prompt_whose_group_loses_its_decode_worker_is_prefilled_in_another(flow: &'static str) {
+    let engine = |name: &str, config: &mut SimConfig| {
+        config.prefill_us_per_token = if name.starts_with('p') { 5_000 } else { 10 };
+    };
+    let mut trial = Trial::start(Spec { flow, engine, worker: group, ..Spec::default() }).await;
+    let body = body("a");
+    let (reply, left) = {
+        let busy = |worker: &str| trial.cluster.engine(worker).state().running > 0;
+        let leaving = async {
+            eventually("a prefill runs", async || busy("p0") || busy("p1")).await;
+            let decode = if busy("p0") { "d0" } else { "d1" };
+            drain(&trial, decode).await;
+            decode
+        };
+        tokio::join!(trial.cluster.http.post(COMPLETIONS, &body), leaving)
+    };
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    let (prefill, decode) = pair(&reply).expect("the prompt is new");
+    assert_eq!(prefill[1..], decode[1..], "{flow}");
+    assert_ne!(decode, left);
+    trial.expect("ok");
+    trial.finish().await;
+}
+
+#[tokio::test]
+async fn a_prompt_whose_group_loses_its_decode_worker_is_prefilled_in_another_in_prefill_first() {
+    a_prompt_whose_group_loses_its_decode_worker_is_prefilled_in_another("prefill_first").await;
+}
+
+#[tokio::test]
+async fn a_prompt_whose_group_loses_its_decode_worker_is_prefilled_in_another_in_decode_first() {
+    a_prompt_whose_group_loses_its_decode_worker_is_prefilled_in_another("decode_first").await;
+}
+
+/// Only the prefill workers are of a group, so that nobody takes what they hand over.
+#[tokio::test]
+async fn prefill_workers_of_which_nobody_can_take_kv_are_named_and_do_not_count() {
+    let model = "on_no_prefill: fail".to_owned();
+    let mut trial = Trial::start(Spec { model, ..Spec::default() }).await;
+    let lines = trial.cluster.yaml.lines().map(|line| match line.contains("role: prefill") {
+        true => line.replacen(" }", ", transfer_group: new }", 1) + "\n",
+        false => format!("{line}\n"),
+    });
+    let yaml: String = lines.collect();
+    assert_eq!(trial.cluster.reload(&yaml).await.status, 200);
+    let reply = trial.post("no_worker", COMPLETIONS, &body("a")).await;
+    assert_eq!(reply.status, 503, "{}", reply.text());
+    let available = [("leg", "prefill")];
+    assert_eq!(trial.cluster.metric("splitrail_available_workers", &available).await, 0.0);
+    let ready = trial.cluster.admin.get("/ready").await;
+    assert!(ready.status == 503 && ready.text().contains("prefill"), "{}", ready.text());
+    let found = trial.cluster.admin.get("/admin/attention").await.json();
+    let found = found["needs_attention"].as_array().unwrap().clone();
+    let alone = found.iter().filter(|one| one["kind"] == "no_hand_off");
+    let workers: Vec<_> = alone.map(|one| one["workers"].clone()).collect();
+    assert_eq!(workers, [json!(["p0", "p1"]), json!(["d0", "d1"])]);
     trial.finish().await;
 }
 

@@ -1,5 +1,6 @@
 //! Tests of what placing a prompt sees of workers.
 
+use serde_json::json;
 use splitrail_kv::{
     CacheGroup, EngineHash, GroupRule, HashSeed, KvEvent, Namespace, StoredBlock, Tier,
     chain_hashes,
@@ -269,4 +270,27 @@ fn a_worker_whose_engine_drops_the_last_block_of_a_hit_can_use_one_less() {
     let learned: Vec<_> = (0..8).map(|_| worker.kv.last_block.compare([6, 2, 2])).collect();
     assert_eq!(learned.iter().filter(|learned| **learned).count(), 1);
     assert_eq!(usable(&pool, &hashes, Leg::Aggregated, None), (1, 3));
+}
+
+#[test]
+fn the_group_whose_first_worker_joined_last_takes_the_place_of_others() {
+    let pool = Pool::new(index(2), None);
+    let start = Instant::now();
+    let enter = |id: &str, group: &str| {
+        let url = format!("http://{id}:1");
+        let config = json!({"id": id, "role": "both", "url": url, "transfer_group": group});
+        let config = serde_json::from_value(config).unwrap();
+        let address = format!("{id}:1").parse().unwrap();
+        let worker = pool.enter(|number| Worker::new(number, config, address));
+        worker.joined();
+        worker
+    };
+    let incoming = |now| pool.roster().incoming(now).map(|worker| worker.id().to_owned());
+    let old = [enter("a0", "old"), enter("a1", "old")];
+    let _new = [enter("b0", "new"), enter("b1", "new")];
+    assert_eq!(incoming(start).as_deref(), Some("b0"));
+    pool.leave(&old[0]);
+    let _back = enter("a2", "old");
+    assert_eq!(incoming(start).as_deref(), Some("b0"), "one that comes back replaces none");
+    assert_eq!(incoming(start + Duration::from_secs(16 * 60)), None);
 }

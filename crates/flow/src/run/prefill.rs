@@ -146,7 +146,11 @@ impl PrefillAttempts {
 
 /// The error for a prefill leg that no worker can take.
 pub(crate) fn no_prefill_worker(context: &Context) -> Error {
-    let message = format!("model {} has no prefill worker that is up", context.served.name());
+    let lacks = match context.served.pool.any_up(Leg::Prefill, &[]) {
+        true => "can be used for this request",
+        false => "is up",
+    };
+    let message = format!("model {} has no prefill worker that {lacks}", context.served.name());
     Error::new(ErrorKind::NoWorker, message)
 }
 

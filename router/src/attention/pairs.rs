@@ -1,0 +1,48 @@
+//! Workers that are in service, but take part in no hand-off.
+
+use std::sync::Arc;
+
+use super::{Attention, AttentionKind};
+use splitrail_config::model::{RequestFlow, Role};
+use splitrail_fleet::{ServedModel, Worker};
+use splitrail_policy::Leg;
+use splitrail_settings::natural_order::compare;
+
+/// Prefill workers whose KV no decode worker in service can take, and decode workers that can take that
+/// of no prefill worker.
+pub(super) fn of_pairs(served: &ServedModel) -> Vec<Attention> {
+    if !served.config.flows().any(RequestFlow::hands_over) {
+        return Vec::new();
+    }
+    let roster = served.pool.roster();
+    let in_service = |leg| {
+        let able = roster.iter().filter(move |worker| worker.serves(leg));
+        able.filter(|worker| worker.state().takes_work()).collect::<Vec<_>>()
+    };
+    let (sources, takers) = (in_service(Leg::Prefill), in_service(Leg::Decode));
+    let is_pair = |source: &Worker, taker: &Worker| {
+        source.index != taker.index && taker.can_take_from(source, served.config.connector)
+    };
+    let has_taker = |source: &Worker| takers.iter().any(|taker| is_pair(source, taker));
+    let has_source = |taker: &Worker| sources.iter().any(|source| is_pair(source, taker));
+    let about = |role, all: &[&Arc<Worker>], has_other: &dyn Fn(&Worker) -> bool, message: &str| {
+        let alone = all.iter().filter(|worker| worker.config.role == role && !has_other(worker));
+        let mut workers: Vec<_> = alone.map(|worker| worker.id().to_owned()).collect();
+        workers.sort_by(|one, other| compare(one, other));
+        let advice = "KV moves only within a transfer group (`transfer_group`, or the pods' label), and \
+                      between engines that store it alike";
+        let found = Attention::new(AttentionKind::NoHandOff, message).advise(advice);
+        let model = Some(served.name().to_owned());
+        (!workers.is_empty()).then_some(Attention { model, workers, ..found })
+    };
+    // Without any worker of the other role, that is what is to be said.
+    let prefill = (!takers.is_empty()).then(|| {
+        let message = "not used: no decode worker in service can take its KV";
+        about(Role::Prefill, &sources, &has_taker, message)
+    });
+    let decode = (!sources.is_empty()).then(|| {
+        let message = "gets no hand-off: it can take the KV of no prefill worker in service";
+        about(Role::Decode, &takers, &has_source, message)
+    });
+    [prefill, decode].into_iter().flatten().flatten().collect()
+}
