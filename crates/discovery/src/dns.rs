@@ -63,7 +63,10 @@ async fn follow<F>(
         let result = match ask(&source, tally, &log, LOOKUP_TIMEOUT, lookup()).await {
             Lookup::Addresses(found) => match chosen(config.family, found) {
                 none if none.is_empty() => Lookup::NoSuchName,
-                some => Lookup::Addresses(bounded(&source, some)),
+                some => {
+                    tally.succeeded();
+                    Lookup::Addresses(bounded(&source, some))
+                }
             },
             other => other,
         };

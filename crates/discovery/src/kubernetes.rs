@@ -220,7 +220,14 @@ impl PodFollower {
         failure: &str,
     ) -> ControlFlow<WatchEnd, Option<E>> {
         let error = match event {
-            Ok(event) => return ControlFlow::Continue(Some(event)),
+            Ok(event) => {
+                self.tally.succeeded();
+                return ControlFlow::Continue(Some(event));
+            }
+            // The watcher lists the objects again.
+            Err(watcher::Error::WatchError(status)) if status.code == 410 => {
+                return ControlFlow::Continue(None);
+            }
             Err(error) => error,
         };
         self.fault(failure, &error);
@@ -233,15 +240,12 @@ impl PodFollower {
     fn fault(&self, what: &str, error: &dyn std::error::Error) {
         self.tally.failed();
         if self.log.may_log() {
-            // The outermost error says least, so all causes are logged.
-            let mut causes = error.to_string();
-            let mut next = error.source();
-            while let Some(cause) = next {
-                causes.push_str(": ");
-                causes.push_str(&cause.to_string());
-                next = cause.source();
+            // The outer errors repeat what the innermost one says.
+            let mut innermost = error;
+            while let Some(cause) = innermost.source() {
+                innermost = cause;
             }
-            tracing::warn!(source = self.source, error = causes, "{what}: the known pods are kept");
+            tracing::warn!(source = self.source, error = %innermost, "{what}: the known pods are kept");
         }
     }
 }

@@ -31,6 +31,7 @@ pub struct FoundWorkers {
 #[derive(Clone, Debug)]
 pub struct Tally {
     workers: IntGauge,
+    successful: IntGauge,
     errors: IntCounter,
 }
 
@@ -41,6 +42,7 @@ impl Tally {
         let labels = [model, source];
         Self {
             workers: metrics.discovery_workers.with_label_values(&labels),
+            successful: metrics.discovery_successful.with_label_values(&labels),
             errors: metrics.discovery_errors.with_label_values(&labels),
         }
     }
@@ -49,7 +51,12 @@ impl Tally {
         self.workers.set(i64::try_from(workers).unwrap_or(i64::MAX));
     }
 
+    fn succeeded(&self) {
+        self.successful.set(1);
+    }
+
     fn failed(&self) {
+        self.successful.set(0);
         self.errors.inc();
     }
 }

@@ -37,6 +37,7 @@ pub mod push;
 pub mod quarantine;
 pub mod ranks;
 pub mod read_back;
+pub mod refused_workers;
 pub mod releases;
 pub mod reply_check;
 pub mod resync;

@@ -105,7 +105,8 @@ impl Fleet {
             let none = || self.found(served);
             let members = models.entry(served.name().to_owned()).or_insert_with(none);
             self.change(members, served, &mut left);
-            self.set_members(members, WorkerSource::Config, &served.config.workers)?;
+            let refused = self.set_members(members, WorkerSource::Config, &served.config.workers);
+            refused.into_iter().next().map_or(Ok(()), Err)?;
             self.close_to_shims(members);
         }
         self.cluster.serve(Arc::clone(&serving));
@@ -307,22 +308,24 @@ impl Fleet {
         workers: &[WorkerConfig],
     ) -> Result<(), ClaimError> {
         let mut models = self.models();
-        self.set_members(members_of(&mut models, model)?, source, workers)
+        let refused = self.set_members(members_of(&mut models, model)?, source, workers);
+        refused.into_iter().next().map_or(Ok(()), Err)
     }
 
     /// New workers are added before old ones are removed, so that a worker that gets a new id is
     /// never missing. Those with known ids come first: one of them may leave an address to a new id.
+    /// Returns why workers cannot be added; all others are.
     fn set_members(
         &self,
         members: &mut Members,
         source: WorkerSource,
         workers: &[WorkerConfig],
-    ) -> Result<(), ClaimError> {
+    ) -> Vec<ClaimError> {
         let claimed = members.by_id.values().flat_map(|member| member.claims.named_by(source));
         let kept: HashSet<_> = workers.iter().map(|worker| worker.id.as_str()).collect();
         let gone = claimed.filter(|id| !kept.contains(id)).map(str::to_owned);
         let gone: HashSet<String> = gone.collect();
-        let mut result = Ok(());
+        let mut refused = Vec::new();
         let is_known = |worker: &&WorkerConfig| members.by_id.contains_key(&worker.id);
         let (known, new): (Vec<_>, Vec<_>) = workers.iter().partition(is_known);
         for worker in known.into_iter().chain(new) {
@@ -335,12 +338,12 @@ impl Fleet {
                 // No source reports it any more: neither by the id before, nor by the refused one.
                 let _left = self.settle(members, &worker.id, Claims::default());
             }
-            result = result.and(claimed.map(|_| ()));
+            refused.extend(claimed.err());
         }
         for id in &gone {
             self.revoke_in(members, source, id);
         }
-        result
+        refused
     }
 
     /// Drains a worker or ends its draining for an operator; `None` if the worker is unknown.

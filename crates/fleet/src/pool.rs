@@ -15,6 +15,7 @@ use super::exclusion::{Exclusion, excluded};
 use super::peer_fetch::list_sources;
 use super::ranks::rank_key;
 use super::read_back::ReadBack;
+use super::refused_workers::RefusedWorkers;
 use super::roster::Roster;
 use super::speculative_index::{SpeculativeIndex, SpeculativeOverlaps};
 use super::waiting::WaitingQueues;
@@ -97,6 +98,8 @@ pub struct Pool {
     links: Mutex<LinkScales>,
     /// Counts of cache hits that were lost, by cause.
     pub losses: Losses,
+    /// The workers that sources have found and that cannot be added.
+    pub refused_workers: RefusedWorkers,
     turns: [AtomicU64; 3],
     draws: AtomicU64,
 }
@@ -128,6 +131,7 @@ impl Pool {
             hands_over_states: AtomicBool::new(false),
             links: Mutex::default(),
             losses: Losses::default(),
+            refused_workers: RefusedWorkers::default(),
             turns: Default::default(),
             draws: AtomicU64::new(seed),
         }

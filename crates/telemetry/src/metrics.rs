@@ -236,10 +236,12 @@ metrics! {
     engine_tokenized_prompts: IntCounterVec("engine_tokenized_prompts_total"; "model", "source" in TOKENIZED_BY);
     /// Workers that the last lookup found. It stays while the source cannot be reached.
     discovery_workers: IntGaugeVec("discovery_workers"; "model", "source");
+    /// Whether the discovery source could be read at last: 0 or 1.
+    discovery_successful: IntGaugeVec("discovery_successful"; "model", "source");
     /// Errors of a discovery source.
     discovery_errors: IntCounterVec("discovery_errors_total"; "model", "source");
     /// Workers that can take a leg now: not down, ejected or draining, and their breaker lets a
-    /// request through. `decode` stands for all legs that generate; `prefill` exists if a flow of
+    /// request through; of prefill workers, those whose KV a decode worker can take. `decode` stands for all legs that generate; `prefill` exists if a flow of
     /// the model has it.
     available_workers: IntGaugeVec("available_workers"; "model", "leg" in LEGS);
     /// Whether the worker answered the last probe: 0 or 1.

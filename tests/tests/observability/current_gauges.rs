@@ -83,7 +83,8 @@ async fn the_gauges_of_kv_events_leave_with_the_events() {
 
 #[tokio::test]
 async fn the_series_of_a_discovery_source_leave_when_a_reload_removes_it() {
-    const METRICS: [&str; 2] = ["discovery_workers", "discovery_errors_total"];
+    const METRICS: [&str; 3] =
+        ["discovery_workers", "discovery_successful", "discovery_errors_total"];
     let cluster = Cluster::start(Spec::default()).await;
     let source =
         |name: &str| format!("      - {{ kind: dns, name: {name}, port: 1, role: decode }}\n");
@@ -102,6 +103,28 @@ async fn the_series_of_a_discovery_source_leave_when_a_reload_removes_it() {
     }
     reload(&cluster, &cluster.yaml).await;
     assert_eq!(shown(&cluster, &METRICS).await, [""; 0]);
+}
+
+#[tokio::test]
+async fn a_source_that_cannot_be_read_or_whose_workers_cannot_be_added_is_named() {
+    let top = "fleet: { networks: [10.0.0.0/8] }\n".to_owned();
+    let cluster = Cluster::start(Spec { top, ..Spec::default() }).await;
+    let sources = "    discovery:\n      - { kind: dns, name: one.invalid, port: 1, role: decode }\n      \
+                   - { kind: dns, name: localhost, port: 1, role: decode, family: ipv4 }\n    workers:\n";
+    let yaml = cluster.yaml.replace("    workers:\n", sources);
+    reload(&cluster, &yaml).await;
+    let named = async |parts: [&str; 2]| {
+        let found = cluster.admin.get("/admin/attention").await.json();
+        let found = found["needs_attention"].as_array().unwrap().clone();
+        let of_sources = found.iter().filter(|one| one["kind"] == "discovery_fails");
+        let mut messages = of_sources.map(|one| one["message"].as_str().unwrap().to_owned());
+        messages.any(|message| parts.iter().all(|part| message.contains(part)))
+    };
+    eventually("both are named", async || {
+        named(["dns:one.invalid:1", "cannot be read"]).await
+            && named(["dns:localhost:1", "outside fleet.networks"]).await
+    })
+    .await;
 }
 
 /// The configuration of an issuer, whose keys are in a file.

@@ -110,9 +110,13 @@ impl Fleet {
         let served = Arc::clone(&members.served);
         let mut sources = WorkerSource::of(&served.config).zip(&served.config.discovery);
         let Some((origin, _)) = sources.find(|(_, other)| *other == discovery) else { return };
-        if let Err(error) = self.set_members(members, origin, &found.workers) {
-            tracing::error!(model, source = discovery.name(), %error, "a worker cannot be added");
+        let refused = self.set_members(members, origin, &found.workers);
+        let source = discovery.name();
+        if let Some(error) = refused.first() {
+            let workers = refused.len();
+            tracing::error!(model, source, workers, %error, "workers cannot be added; the first one");
         }
+        served.pool.refused_workers.set(&source, &refused);
     }
 }
 

@@ -134,9 +134,9 @@ impl Metrics {
 
     /// Removes the series of a discovery source that the model no longer has.
     pub fn forget_source(&self, model: &str, source: &str) {
-        for family in [&self.discovery_workers as &dyn Family, &self.discovery_errors] {
-            family.remove(&[model, source]);
-        }
+        let families: [&dyn Family; 3] =
+            [&self.discovery_workers, &self.discovery_successful, &self.discovery_errors];
+        families.iter().for_each(|family| family.remove(&[model, source]));
     }
 
     /// Removes the series of issuers that are not configured any more.
@@ -163,13 +163,13 @@ impl Metrics {
     }
 }
 
-/// The label of each series of a gauge that is 0; empty for a gauge without labels.
+/// The last label of each series of a gauge that is 0; empty for a gauge without labels.
 pub fn labels_of_zeros(gauge: &IntGaugeVec) -> Vec<String> {
     let all = gauge.collect();
     let series = all.iter().flat_map(|family| family.get_metric());
     let zeros = series.filter(|series| series.get_gauge().get_value() == 0.0);
     zeros
-        .map(|series| series.get_label().first().map_or("", |pair| pair.value()).to_owned())
+        .map(|series| series.get_label().last().map_or("", |pair| pair.value()).to_owned())
         .collect()
 }
 
