@@ -544,4 +544,31 @@ pub(crate) const QUIET: &[&[(&str, &str)]] = &[
             "0+0x20 0+60x33 2040+0x40",
         ),
     ],
+    // Faults that lasted three minutes and are over.
+    &[
+        ("splitrail_spans_total{result=\"dropped\"}", "0+0x44 1 2 3+0x42"),
+        ("splitrail_jwks_refreshes_total{issuer=\"i\",result=\"failed\"}", "0+0x44 1 2 3+0x42"),
+        (
+            "splitrail_local_prefills_total{model=\"m\",reason=\"no_hand_off\"}",
+            "0+0x49 30 60 90+0x37",
+        ),
+        ("splitrail_unused_hand_offs_total{model=\"m\",outcome=\"left\"}", "0+0x49 1 2 3+0x37"),
+        (
+            "splitrail_index_event_lag_seconds_bucket{model=\"m\",worker=\"p0\",le=\"1.0\"}",
+            "0+60x49 2940+0x2 3000+60x37",
+        ),
+        (
+            "splitrail_index_rejected_total{model=\"m\",worker=\"p0\",reason=\"garbage\"}",
+            "0+0x49 1 2 3+0x37",
+        ),
+        (
+            "splitrail_runtime_lag_seconds_bucket{instance=\"r1\",le=\"0.005\"}",
+            "0+600x54 32400+0x2 33000+600x32",
+        ),
+        (
+            "splitrail_shed_total{instance=\"r1\",model=\"m\",reason=\"queue_full\"}",
+            "0+0x54 1 2 3+0x32",
+        ),
+        ("splitrail_retries_refused_total{model=\"m\",leg=\"decode\"}", "0+0x54 1 2 3+0x32"),
+    ],
 ];
