@@ -118,27 +118,28 @@ preStop:
     command: [sh, -c, "while curl -s -o /dev/null http://127.0.0.1:{{ .port | default 8001 }}/splitrail/health; do sleep 1; done"]
 {{- end -}}
 
-{{/* Not empty if the routers look for workers among the pods. */}}
-{{- define "splitrail.watchesPods" -}}
+{{/*
+The namespaces in which the routers look for workers among the pods, by their service account. Each has
+an InferencePool that says which pods those are, or nothing.
+*/}}
+{{- define "splitrail.namespaces" -}}
+{{- $namespaces := dict -}}
 {{- range .Values.router.config.models -}}
 {{- range .discovery -}}
-{{- if eq .kind "kubernetes" -}}yes{{- end -}}
+{{- if and (eq .kind "kubernetes") (not .kubeconfig) -}}
+{{- $namespace := .namespace | default $.Release.Namespace -}}
+{{- $_ := set $namespaces $namespace (or .inference_pool (get $namespaces $namespace)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
-
-{{/* Not empty if an InferencePool says which pods those are. */}}
-{{- define "splitrail.watchesPools" -}}
-{{- range .Values.router.config.models -}}
-{{- range .discovery -}}
-{{- if .inference_pool -}}yes{{- end -}}
-{{- end -}}
-{{- end -}}
+{{- toYaml $namespaces -}}
 {{- end -}}
 
 {{/* Not empty if shims attach: those of the pools, or others that the configuration lets in. */}}
 {{- define "splitrail.hasFleet" -}}
-{{- if or .Values.engines.pools (hasKey .Values.router.config "fleet") -}}yes{{- end -}}
+{{- $fleet := .Values.router.config.fleet | default dict -}}
+{{- $listener := dig "listen" "fleet" "" .Values.router.config -}}
+{{- if or .Values.engines.pools $fleet.token $fleet.tokens $fleet.tls $listener -}}yes{{- end -}}
 {{- end -}}
 
 {{/*
@@ -167,29 +168,41 @@ A probe of the listener for metrics, which needs no client certificate. It takes
 
 {{/* Not empty if anything is read from the claim with the models. */}}
 {{- define "splitrail.readsModels" -}}
-{{- $folder := printf "\"%s/" (.Values.models.mountPath | trimSuffix "/") -}}
-{{- if or .Values.engines.pools (contains $folder (toJson .Values.router.config)) -}}yes{{- end -}}
+{{- $path := .Values.models.mountPath | trimSuffix "/" | printf "\"%s" -}}
+{{- $config := toJson .Values.router.config -}}
+{{- if or .Values.engines.pools (contains (print $path "/") $config) (contains (print $path "\"") $config) -}}yes{{- end -}}
 {{- end -}}
 
 {{/* The configuration of the routers: that of the values, with what the chart adds. */}}
 {{- define "splitrail.config" -}}
 {{- $config := deepCopy .Values.router.config -}}
 {{- $listen := dict "http" "0.0.0.0:8000" "admin" "127.0.0.1:9090" "metrics" "0.0.0.0:9091" -}}
+{{- $fleet := dict -}}
+{{- range $config.models -}}
+{{- range .discovery -}}
+{{- $_ := set $fleet "networks" $.Values.fleet.networks -}}
+{{- if .selector -}}
+{{- $_ := set . "selector" (tpl .selector $) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- if include "splitrail.hasFleet" . -}}
 {{- $_ := set $listen "fleet" "0.0.0.0:8002" -}}
+{{- $_ := set $fleet "networks" .Values.fleet.networks -}}
+{{- end -}}
 {{- $tokens := list -}}
 {{- range $pool, $_ := .Values.engines.pools -}}
 {{- $path := printf "/run/secrets/splitrail-fleet/%s" $pool -}}
 {{- $workers := list (printf "%s-%s-*" (include "splitrail.name" $) $pool) -}}
 {{- $tokens = append $tokens (dict "token" (dict "kind" "file" "path" $path) "workers" $workers) -}}
 {{- end -}}
-{{- $fleet := dict "networks" .Values.fleet.networks -}}
 {{- if $tokens -}}
 {{- $_ := set $fleet "tokens" $tokens -}}
 {{- end -}}
 {{- range $key, $value := $config.fleet | default dict -}}
 {{- $_ := set $fleet $key $value -}}
 {{- end -}}
+{{- if $fleet -}}
 {{- $_ := set $config "fleet" $fleet -}}
 {{- end -}}
 {{- range $key, $value := $config.listen | default dict -}}
