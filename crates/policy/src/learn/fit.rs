@@ -57,6 +57,11 @@ impl<const N: usize> Fit<N> {
         Self { scales, ..Self::default() }
     }
 
+    /// The seconds that work takes, for which the prior predicts the sum of `parts`.
+    pub fn predict(&self, parts: [f64; N]) -> f64 {
+        (0..N).map(|i| self.scales[i] * parts[i]).sum()
+    }
+
     /// Learns that the work for which the prior predicts the sum of `parts` took `seconds`. False
     /// if the values cannot be used.
     pub fn observe(&mut self, parts: [f64; N], seconds: f64) -> bool {
@@ -64,7 +69,7 @@ impl<const N: usize> Fit<N> {
         if !(sum.is_finite() && sum > 0.0 && seconds.is_finite() && seconds > 0.0) {
             return false;
         }
-        let predicted: f64 = (0..N).map(|i| self.scales[i] * parts[i]).sum();
+        let predicted = self.predict(parts);
         let x = parts.map(|part| part / predicted);
         let error = seconds / predicted - 1.0;
         let limit = CLIP * self.usual_error;

@@ -37,10 +37,13 @@ impl<const N: usize> Stage<N> {
     pub(super) fn observe(&mut self, now_ns: u64, parts: [f64; N], seconds: f64) {
         let trust = self.trust(now_ns);
         let mut faded = self.fit.clone();
-        if self.is_observed() && trust < 1.0 {
-            faded.fade(trust, &self.usual);
-        } else if !self.is_observed() {
+        // Engines compile something for their first requests.
+        let has_settled = self.fit.evidence().observations >= COMPARABLE_AFTER;
+        let was_first = !has_settled && 2.0 * seconds < self.fit.predict(parts);
+        if !self.is_observed() || was_first {
             faded = Fit::starting_at(self.usual);
+        } else if trust < 1.0 {
+            faded.fade(trust, &self.usual);
         }
         if faded.observe(parts, seconds) {
             self.fit = faded;
@@ -77,6 +80,11 @@ impl<const N: usize> Stage<N> {
     /// Drops what was learned of this worker.
     pub(super) fn forget(&mut self) {
         (self.fit, self.observed_ns) = (Fit::default(), 0);
+    }
+
+    /// Whether a second observation has confirmed the first one.
+    pub(super) fn is_confirmed(&self) -> bool {
+        self.fit.evidence().observations > 1
     }
 
     /// Whether the worker was observed.

@@ -80,6 +80,23 @@ proptest! {
 }
 
 #[test]
+fn the_first_requests_of_engines_that_compile_for_them_say_nothing_of_later_ones() {
+    let truth = Coefficients::default();
+    let mut workers = [Learner::new(truth), Learner::new(truth)];
+    for worker in &mut workers {
+        worker.prefill(0, 500, 0, 3.0);
+    }
+    compare(&mut workers);
+    for taught in [0, 1] {
+        teach(&mut workers[taught], &truth, 1, 10, 0.0);
+        compare(&mut workers);
+        let learned = workers.each_ref().map(|worker| worker.coefficients(10 * SECOND));
+        let errors = learned.each_ref().map(|learned| worst_error(learned, &truth));
+        assert!(errors.iter().all(|error| *error < 0.1), "{errors:?}");
+    }
+}
+
+#[test]
 fn one_stall_moves_a_settled_estimate_by_less_than_a_tenth() {
     let truth = Coefficients::default();
     let mut learner = Learner::new(truth);

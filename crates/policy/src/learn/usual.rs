@@ -4,7 +4,7 @@ use super::{Learner, stage::Stage};
 
 /// The scales of the usual worker, stage by stage: those of the worker in the middle when the observed
 /// workers are ordered by the time of their work relative to their priors. One very slow worker
-/// therefore changes little. `None` if no worker was observed. What was learned does not fade
+/// therefore changes little. `None` if no worker was observed twice. What was learned does not fade
 /// here: a fleet that nobody uses is expected to be as it was.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct UsualScales {
@@ -42,9 +42,10 @@ impl UsualScales {
     }
 }
 
-/// The scales of the observed worker in the middle; of two, the faster one.
+/// The scales of the worker in the middle, of those that were observed more than once; of two, the faster
+/// one.
 fn middle<'a, const N: usize>(stages: impl Iterator<Item = &'a Stage<N>>) -> Option<[f64; N]> {
-    let observed = stages.filter(|stage| stage.is_observed());
+    let observed = stages.filter(|stage| stage.is_confirmed());
     let relative = |stage: &Stage<N>| {
         let scales = stage.fit.learned();
         (stage.times_the_prior(&scales), scales)
