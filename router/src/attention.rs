@@ -19,7 +19,7 @@ use splitrail_telemetry::metrics::labels_of_zeros;
 mod pairs;
 mod worker;
 
-use pairs::of_pairs;
+use pairs::without_partner;
 pub use worker::open_breakers;
 use worker::{WorkerFacts, of_worker};
 
@@ -215,10 +215,9 @@ fn of_router(core: &Core) -> Vec<Attention> {
         let advice = "the router's log has the cause: check the address or file of `auth[].jwks`";
         found.push(Attention::new(Kind::IssuerWithoutKeys, message).advise(advice));
     }
-    for source in labels_of_zeros(&metrics.discovery_successful) {
-        let message = format!(
-            "discovery: {source} cannot be read; the workers that it found stay, and no others come"
-        );
+    let sources: BTreeSet<_> = labels_of_zeros(&metrics.discovery_successful).into_iter().collect();
+    for source in sources {
+        let message = format!("discovery: {source} cannot be read; no new workers are found there");
         let advice = "the router's log has the cause: the name, the API server, or the Role that lets \
                       the router list and watch pods";
         found.push(Attention::new(Kind::DiscoveryFails, message).advise(advice));
@@ -304,6 +303,18 @@ fn of_model(served: &ServedModel) -> Vec<Attention> {
     }
     found.iter_mut().for_each(|attention| attention.model = Some(served.name().to_owned()));
     found
+}
+
+/// The workers that take part in no hand-off although they are in service.
+fn of_pairs(served: &ServedModel) -> Vec<Attention> {
+    let model = Some(served.name().to_owned());
+    let advice = "KV moves only within a transfer group (`transfer_group`, or the pods' label), and \
+                  between engines that store it alike";
+    let found = without_partner(served).into_iter().map(|(workers, message)| {
+        let found = Attention::new(AttentionKind::NoHandOff, message).advise(advice);
+        Attention { model: model.clone(), workers, ..found }
+    });
+    found.collect()
 }
 
 /// What is to be known of a model's adapters.

@@ -17,7 +17,6 @@ use splitrail_api::memory_budget::{self, MemoryBudget};
 use splitrail_api::name::Name;
 use splitrail_api::shares::ClientShare;
 use splitrail_config::model::{Config, Discovery, Model, OnNoPrefill, RequestFlow};
-use splitrail_fleet::exclusion::{Exclusion, excluded, without_taker};
 use splitrail_fleet::parity::Parity;
 use splitrail_fleet::state::WorkerState;
 use splitrail_fleet::{Cluster, ServedModel, ServedModels, Worker};
@@ -233,19 +232,23 @@ impl Core {
             // A model that may prefill locally works without prefill workers.
             let hands_over = RequestFlow::from(config.flow).hands_over();
             let legs: &[Leg] = match (hands_over, config.on_no_prefill) {
-                (true, OnNoPrefill::Fail) => &[Leg::Prefill, Leg::Decode],
+                (true, OnNoPrefill::Fail) => &[Leg::Decode, Leg::Prefill],
                 _ => &[Leg::Aggregated],
             };
             let name = served.name();
-            let alone = without_taker(&roster, &[], config.connector, Instant::now());
+            let is_in_service = |worker: &Worker| {
+                worker.is_up() && worker.is_probed() && worker.state() != WorkerState::Unready
+            };
+            let takes = |taker: &Worker, source: &Worker| {
+                let is_other = taker.serves(Leg::Decode) && taker.index != source.index;
+                is_other && is_in_service(taker) && taker.can_take_from(source, config.connector)
+            };
             for leg in legs {
-                let serves = |worker: &Arc<Worker>| {
-                    let has_taker =
-                        *leg != Leg::Prefill || excluded(&alone, worker.index).is_none();
-                    let is_in_service = worker.state() != WorkerState::Unready;
-                    worker.is_up() && worker.is_probed() && is_in_service && has_taker
-                };
                 let of_role = || roster.iter().filter(|worker| worker.serves(*leg));
+                let is_stranded = |worker: &Worker| {
+                    *leg == Leg::Prefill && !roster.iter().any(|taker| takes(taker, worker))
+                };
+                let serves = |worker: &Arc<Worker>| is_in_service(worker) && !is_stranded(worker);
                 if !of_role().any(serves) {
                     // Decode workers are the ones that may prefill locally.
                     let role = match hands_over && *leg == Leg::Aggregated {
@@ -253,7 +256,7 @@ impl Core {
                         false => leg.name(),
                     };
                     let causes = match of_role().next() {
-                        Some(_) => causes_out_of_service(of_role(), &alone),
+                        Some(_) => causes_out_of_service(of_role(), is_in_service),
                         None => no_workers_found(config),
                     };
                     return Some(format!("model {name} has no {role} worker that serves{causes}"));
@@ -299,20 +302,22 @@ fn no_workers_found(config: &Model) -> String {
     }
 }
 
-/// Why workers do not serve: of the first three, after a colon.
+/// Why workers do not serve: of the first three, after a colon. Those that are in service lack a worker that
+/// takes their KV.
 fn causes_out_of_service<'a>(
     workers: impl Iterator<Item = &'a Arc<Worker>>,
-    alone: &[Exclusion],
+    is_in_service: impl Fn(&Worker) -> bool,
 ) -> String {
-    let cause = |worker: &Arc<Worker>| match worker.is_probed() {
-        _ if excluded(alone, worker.index).is_some() => {
-            format!("no decode worker in service can take the KV of {}", worker.id())
-        }
-        true => {
-            let (id, state) = (worker.id(), worker.state().name());
+    let cause = |worker: &Arc<Worker>| {
+        let id = worker.id();
+        if is_in_service(worker) {
+            format!("no decode worker in service can take the KV of {id}")
+        } else if worker.is_probed() {
+            let state = worker.state().name();
             format!("{id} is {state} ({})", worker.health.lifecycle.since().why)
+        } else {
+            format!("{id} has not been probed yet")
         }
-        false => format!("{} has not been probed yet", worker.id()),
     };
     let causes: Vec<String> = workers.take(3).map(cause).collect();
     if causes.is_empty() { String::new() } else { format!(": {}", causes.join(", ")) }

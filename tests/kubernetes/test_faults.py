@@ -70,9 +70,11 @@ def test_a_permission_that_is_lacking_is_named_and_can_be_granted(
         with start_router() as router:
             router.wait_for_log("WARN", user, f'cannot {verb} resource \\"pods\\"')
             assert router.errors() > 0
+            assert not router.can_read()
             control_plane.replace_resource(role)
             fleet.start("late", "decode")
             router.wait_for("late", *pair)
+            eventually(router.can_read, bool, "the source can be read", patience_s=120)
     finally:
         control_plane.replace_resource(role)
         eventually(may, bool, "the Role counts")

@@ -15,6 +15,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::runtime::watcher;
 use kube::{Api, Client};
 use tokio::sync::mpsc::Sender;
+use tokio::time::{Instant, sleep_until};
 use tower::limit::RateLimitLayer;
 
 mod batches;
@@ -33,6 +34,9 @@ use splitrail_settings::log_throttle::LogThrottle;
 const WATCH_S: u32 = 60;
 /// Maximum pause within a reply of the API server; bookmarks are sent in between.
 const SILENCE: Duration = Duration::from_secs(75);
+/// Time since the last error after which the API server answers again: a watch that is resumed has no
+/// event. While it fails, an error comes at least after [`SILENCE`] and a pause.
+const ANSWERS_AFTER: Duration = Duration::from_secs(90);
 /// Pause before discovery starts again with a new client.
 const PAUSE: Duration = Duration::from_secs(5);
 /// Maximum number of requests to the API server within [`RATE_PERIOD`], in case a server ends every
@@ -49,6 +53,7 @@ pub async fn run(config: KubernetesDiscovery, sink: Sender<FoundWorkers>, tally:
         config,
         sink,
         tally,
+        failed_at: None,
         log: LogThrottle::default(),
     };
     loop {
@@ -70,6 +75,8 @@ struct PodFollower {
     pods: Pods,
     sink: Sender<FoundWorkers>,
     tally: Tally,
+    /// When the API server last failed; `None` since it answers again.
+    failed_at: Option<Instant>,
     log: LogThrottle,
 }
 
@@ -149,7 +156,18 @@ impl PodFollower {
             watches.watch_pods(Some(selection));
         }
         loop {
+            let failed_at = self.failed_at;
+            let answers_again = async {
+                match failed_at {
+                    Some(at) => sleep_until(at + ANSWERS_AFTER).await,
+                    None => std::future::pending().await,
+                }
+            };
             let taken = tokio::select! {
+                () = answers_again => {
+                    self.succeeded();
+                    continue;
+                }
                 Some(events) = watches.pool_events.next() => self.take_pool(&mut watches, events),
                 Some(events) = watches.pod_events.next() => self.take_pods(events),
                 else => return WatchEnd::Relist,
@@ -173,6 +191,9 @@ impl PodFollower {
     ) -> ControlFlow<WatchEnd> {
         for event in events {
             if let Some(event) = self.received(event, "the pods cannot be watched")? {
+                if matches!(event, watcher::Event::InitDone) {
+                    self.succeeded();
+                }
                 self.pods.apply(event);
             }
         }
@@ -215,17 +236,16 @@ impl PodFollower {
 
     /// The event, unless it is an error, which is logged.
     fn received<E>(
-        &self,
+        &mut self,
         event: watcher::Result<E>,
         failure: &str,
     ) -> ControlFlow<WatchEnd, Option<E>> {
         let error = match event {
-            Ok(event) => {
-                self.tally.succeeded();
-                return ControlFlow::Continue(Some(event));
-            }
+            Ok(event) => return ControlFlow::Continue(Some(event)),
             // The watcher lists the objects again.
             Err(watcher::Error::WatchError(status)) if status.code == 410 => {
+                let (source, cause) = (&self.source, &status.message);
+                tracing::info!(source, cause, "the API server wants a new list");
                 return ControlFlow::Continue(None);
             }
             Err(error) => error,
@@ -237,7 +257,13 @@ impl PodFollower {
         ControlFlow::Continue(None)
     }
 
-    fn fault(&self, what: &str, error: &dyn std::error::Error) {
+    fn succeeded(&mut self) {
+        self.failed_at = None;
+        self.tally.succeeded();
+    }
+
+    fn fault(&mut self, what: &str, error: &dyn std::error::Error) {
+        self.failed_at = Some(Instant::now());
         self.tally.failed();
         if self.log.may_log() {
             // The outer errors repeat what the innermost one says.

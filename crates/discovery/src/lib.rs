@@ -40,9 +40,11 @@ impl Tally {
     #[must_use]
     pub fn new(metrics: &Metrics, model: &str, source: &str) -> Self {
         let labels = [model, source];
+        let successful = metrics.discovery_successful.with_label_values(&labels);
+        successful.set(1);
         Self {
+            successful,
             workers: metrics.discovery_workers.with_label_values(&labels),
-            successful: metrics.discovery_successful.with_label_values(&labels),
             errors: metrics.discovery_errors.with_label_values(&labels),
         }
     }

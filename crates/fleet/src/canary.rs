@@ -208,11 +208,7 @@ impl Canary {
             engine_block_size: load.and_then(|load| load.block_size),
             cached_tokens: reply.cached_tokens,
             is_truncated: worker.index_is_truncated(),
-            lacks_full_attention: worker
-                .kv
-                .event_stats
-                .unfollowed_groups()
-                .includes(OtherGroups::named("no_full_attention")),
+            lacks_full_attention: lacks_full_attention(worker),
             ..CanaryBlocks::default()
         }
     }
@@ -250,6 +246,14 @@ impl Canary {
             _ => tracing::info!(model, worker, "the worker agrees on prompts and KV blocks"),
         }
     }
+}
+
+/// Whether the events of a worker tell of cache groups, but of none that the index can follow a prompt
+/// by.
+fn lacks_full_attention(worker: &Worker) -> bool {
+    let stats = &worker.kv.event_stats;
+    let has_groups_only = !stats.followed_groups().is_empty() && stats.now().stored == 0;
+    has_groups_only || stats.unfollowed_groups().includes(OtherGroups::named("no_full_attention"))
 }
 
 /// The prompt's block hashes, and those under which the blocks of a misbehaving engine would

@@ -49,7 +49,6 @@ impl EventStats {
     pub fn applied(&self, events: usize, sum: &AppliedBlocks) {
         if events > 0 {
             self.record_event_time();
-            self.silence.broken();
         }
         let mut counts = self.counts();
         counts.events += events as u64;
@@ -57,6 +56,10 @@ impl EventStats {
         counts.parentless += (sum.aside + sum.orphaned) as u64;
         counts.malformed += sum.malformed as u64;
         counts.over_limit += sum.over_limit as u64;
+        drop(counts);
+        if events > 0 {
+            self.silence.record_event();
+        }
     }
 
     /// Events came, or a synchronisation of the index ended.
@@ -67,8 +70,8 @@ impl EventStats {
     /// Records the reply of a leg that computed new blocks. `events_before` is the number of events
     /// when the leg was placed. Returns whether the worker's events have stopped, once until the next
     /// event. Of a worker that has never sent an event, nothing can stop.
-    pub(super) fn have_stopped(&self, events_before: u64, now: Instant) -> bool {
-        events_before > 0 && self.now().events == events_before && self.silence.lasts(now)
+    pub(super) fn record_reply(&self, events_before: u64, now: Instant) -> bool {
+        events_before > 0 && self.now().events == events_before && self.silence.record_reply(now)
     }
 
     /// Milliseconds since the last event or synchronisation; `None` if there was none.

@@ -22,6 +22,10 @@ use splitrail_telemetry::clock::unix_ms;
 /// Minimum time for which a worker's part of the index lacks blocks before it is rebuilt.
 const TRUNCATED_MIN: Duration = Duration::from_secs(60);
 
+/// Minimum time between two canaries that are asked because blocks came: these may be the canary's own,
+/// later than it waits for them.
+const ASKED_AGAIN_AFTER: Duration = Duration::from_secs(60);
+
 /// The minimum time doubles with each rebuild, up to this.
 const TRUNCATED_MAX: Duration = Duration::from_secs(3600);
 
@@ -52,6 +56,8 @@ pub struct IndexPart {
     truncated: Option<Instant>,
     /// Minimum time in this state before the part is rebuilt.
     pub truncated_min: Duration,
+    /// When the canary was last asked again because blocks came.
+    asked_again: Option<Instant>,
     /// When the part was rebuilt, as often as [`OFTEN_REBUILDS`].
     rebuilt: VecDeque<Instant>,
 }
@@ -81,6 +87,7 @@ impl IndexPart {
             log_throttle: KeyedLogThrottle::default(),
             truncated: None,
             truncated_min: TRUNCATED_MIN,
+            asked_again: None,
             rebuilt: VecDeque::with_capacity(OFTEN_REBUILDS),
         }
     }
@@ -184,7 +191,7 @@ impl IndexPart {
                 model,
                 worker,
                 %groups,
-                "the worker's overlap is an upper bound: these cache groups are not followed"
+                "the worker's overlap is not exact: these cache groups are not followed"
             );
         }
     }
@@ -206,13 +213,7 @@ impl IndexPart {
     /// Counts the results of applying a number of events.
     pub fn note(&mut self, events: usize, sum: AppliedBlocks) {
         self.worker.kv.event_stats.applied(events, &sum);
-        let parity = &self.worker.kv.parity;
-        if sum.stored > 0
-            && !parity.is_believed()
-            && parity.parity().cause() == Some(Cause::EventsAbsent)
-        {
-            parity.forget();
-        }
+        self.ask_canary_again(&sum);
         self.count_held_blocks();
         if sum.over_limit > 0 {
             self.truncated.get_or_insert_with(Instant::now);
@@ -236,6 +237,20 @@ impl IndexPart {
                 "blocks cannot be indexed: is block_size the engine's, and \
                  limits.index_blocks_per_worker_max large enough?"
             );
+        }
+    }
+
+    /// Asks the canary of a worker again, of which it saw no event, once blocks come.
+    fn ask_canary_again(&mut self, sum: &AppliedBlocks) {
+        let parity = &self.worker.kv.parity;
+        let saw_none = || parity.parity().cause() == Some(Cause::EventsAbsent);
+        if sum.stored == 0 || parity.is_believed() || !saw_none() {
+            return;
+        }
+        let now = Instant::now();
+        if self.asked_again.is_none_or(|asked| now.duration_since(asked) >= ASKED_AGAIN_AFTER) {
+            self.asked_again = Some(now);
+            parity.forget();
         }
     }
 

@@ -332,6 +332,11 @@ impl Pool {
         late.map(|worker| Exclusion::new(worker.index, VetoReason::Lease)).collect()
     }
 
+    /// Whether a leg could be placed on any worker, whatever its state.
+    pub fn any_left(&self, leg: Leg, exclusions: &[Exclusion]) -> bool {
+        self.roster.load().iter().any(|worker| is_candidate(worker, leg, exclusions))
+    }
+
     /// Calls `read` with the workers outside `failed` that are available for a leg.
     fn ups<T>(
         &self,

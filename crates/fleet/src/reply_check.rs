@@ -46,28 +46,36 @@ pub fn check_reply(
     }
     let compared = EstimateBasis { epoch: expected.epoch, block_size: expected.block_size };
     compare(metrics, served, worker, compared, [estimate, engine]);
-    let new_tokens = prompt_tokens.saturating_sub(estimate.max(engine));
-    if new_tokens >= 2 * expected.block_size
-        && worker.event_origin() == Some(EventOrigin::Engine)
-        && worker.kv.event_stats.have_stopped(expected.events, Instant::now())
-    {
-        connect_events_anew(served, worker);
-    }
     let otherwise = expected.cached_tokens_otherwise(prompt_tokens);
     learn_last_block(served, worker, expected.epoch, [estimate, otherwise, engine]);
 }
 
-/// Follows the events of a worker on a new connection: they have stopped, so that the index may have
-/// anything that the engine has evicted. The canary then tells whether they come.
-fn connect_events_anew(served: &ServedModel, worker: &Worker) {
-    tracing::warn!(
-        model = served.name(),
-        worker = worker.id(),
-        "the engine computes new blocks, but its KV events have stopped: they are read on a new \
-         connection"
-    );
-    worker.kv.parity.forget();
-    worker.kv.resync.request(ResyncRequest { reason: "silent", is_last_resort: true });
+/// Follows the events of a worker on a new connection if they have stopped, as the end of a leg shows that
+/// computed its prompt: the index may then have anything that the engine has evicted. The canary tells
+/// whether they come again.
+pub fn check_events(served: &ServedModel, worker: &Worker, leg: &LegFacts) {
+    let expected = &leg.expected;
+    let Some((engine, prompt_tokens)) = leg.cached_tokens.zip(leg.prompt_tokens) else { return };
+    let is_counted = expected.comparable
+        && !leg.receives
+        && expected.block_size > 0
+        && expected.epoch == worker.kv.usage_stats.epoch()
+        && worker.events_are_current()
+        && worker.event_origin() == Some(EventOrigin::Engine);
+    let cached = expected.cached_tokens(prompt_tokens).max(engine);
+    if !is_counted || prompt_tokens.saturating_sub(cached) < 2 * expected.block_size {
+        return;
+    }
+    if worker.kv.event_stats.record_reply(expected.events, Instant::now()) {
+        tracing::warn!(
+            model = served.name(),
+            worker = worker.id(),
+            "the engine computes new blocks, but its KV events have stopped: they are read on a new \
+             connection"
+        );
+        worker.kv.parity.forget();
+        worker.kv.resync.request(ResyncRequest { reason: "silent", is_last_resort: true });
+    }
 }
 
 /// Learns what the worker's engine does with the last block of a hit, from

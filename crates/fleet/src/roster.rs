@@ -17,6 +17,8 @@ const REPLACES_FOR: Duration = Duration::from_secs(15 * 60);
 pub struct Roster {
     /// In the order in which the workers were added, which is ascending by number.
     workers: Vec<Arc<Worker>>,
+    /// Those of each transfer group.
+    groups: Vec<Vec<Arc<Worker>>>,
     /// The hosts that hand-offs may come from.
     pub hosts: Hosts,
 }
@@ -26,7 +28,14 @@ impl Roster {
     pub fn new(workers: Vec<Arc<Worker>>) -> Self {
         debug_assert!(workers.is_sorted_by_key(|worker| worker.index), "ordered by number");
         let hosts = Hosts::new(workers.iter().map(|worker| &worker.address.authority));
-        Self { workers, hosts }
+        let mut groups: Vec<Vec<Arc<Worker>>> = Vec::new();
+        for worker in workers.iter().filter(|worker| worker.config.transfer_group.is_some()) {
+            match groups.iter_mut().find(|group| group[0].is_of_group_of(worker)) {
+                Some(group) => group.push(Arc::clone(worker)),
+                None => groups.push(vec![Arc::clone(worker)]),
+            }
+        }
+        Self { workers, groups, hosts }
     }
 
     /// The workers, ordered by number.
@@ -49,19 +58,12 @@ impl Roster {
     /// first worker has joined last, if one of its workers has joined lately. Workers that were there
     /// when the router started replace none, and neither does one that comes back to its group.
     pub fn incoming(&self, now: Instant) -> Option<&Worker> {
-        // The first and the last worker of each group that has joined.
-        let mut groups: Vec<[&Worker; 2]> = Vec::new();
-        for worker in self.workers.iter().filter(|worker| worker.config.transfer_group.is_some()) {
-            match groups.iter_mut().find(|[first, _]| first.is_of_group_of(worker)) {
-                Some([first, _]) if worker.joined() < first.joined() => *first = worker,
-                Some([_, last]) if worker.joined() > last.joined() => *last = worker,
-                Some(_) => {}
-                None => groups.push([worker, worker]),
-            }
-        }
-        let [first, last] =
-            groups.into_iter().max_by_key(|[first, _]| (first.joined(), first.index))?;
-        let is_new = now.saturating_duration_since(last.joined()) < REPLACES_FOR;
+        let ends = self.groups.iter().filter_map(|group| {
+            let first = group.iter().min_by_key(|worker| worker.joined())?;
+            Some((first, group.iter().map(|worker| worker.joined()).max()?))
+        });
+        let (first, last) = ends.max_by_key(|(first, _)| (first.joined(), first.index))?;
+        let is_new = now.saturating_duration_since(last) < REPLACES_FOR;
         (is_new && !first.is_initial_member()).then_some(first)
     }
 

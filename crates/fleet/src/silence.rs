@@ -1,6 +1,6 @@
 //! Notices that a worker's KV events have stopped although its engine works.
 //!
-//! A connection whose peer hangs, or is gone without a word, looks like one of an engine that has
+//! A connection whose peer hangs, or is gone without closing it, looks like one of an engine that has
 //! nothing to say. But an engine that computes blocks which are new to it and to the index announces
 //! them while it serves the request.
 
@@ -28,13 +28,13 @@ struct Replies {
 
 impl Silence {
     /// Records that an event has arrived.
-    pub(super) fn broken(&self) {
+    pub(super) fn record_event(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     /// Records a reply with new blocks during which no event arrived. Returns whether the events have
     /// stopped, once until the next event.
-    pub(super) fn lasts(&self, now: Instant) -> bool {
+    pub(super) fn record_reply(&self, now: Instant) -> bool {
         let mut silence = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let replies = silence.get_or_insert(Replies { first: now, count: 0, is_reported: false });
         replies.count = replies.count.saturating_add(1);
@@ -53,11 +53,11 @@ mod tests {
     #[test]
     fn events_have_stopped_after_three_replies_and_five_seconds_and_this_is_said_once() {
         let (silence, start) = (Silence::default(), Instant::now());
-        let lasts = |at_s| silence.lasts(start + Duration::from_secs(at_s));
-        assert_eq!([0, 0, 0, 1, 4].map(lasts), [false; 5], "many replies at once");
-        assert_eq!([5, 6, 60].map(lasts), [true, false, false]);
-        silence.broken();
-        assert_eq!([70, 80].map(lasts), [false; 2], "few replies");
-        assert!(lasts(81));
+        let reply = |at_s| silence.record_reply(start + Duration::from_secs(at_s));
+        assert_eq!([0, 0, 0, 1, 4].map(reply), [false; 5], "many replies at once");
+        assert_eq!([5, 6, 60].map(reply), [true, false, false]);
+        silence.record_event();
+        assert_eq!([70, 80].map(reply), [false; 2], "few replies");
+        assert!(reply(81));
     }
 }

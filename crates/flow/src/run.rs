@@ -238,7 +238,7 @@ async fn run_reply_leg(
         }
         let is_over = left.is_some_and(|left| left.is_zero());
         // Those that could take the hand-off have left, and others can take another worker's.
-        let is_stranded = !pool.any_up(leg, &excluded) && pool.any_up(leg, attempts.failed());
+        let is_stranded = !pool.any_left(leg, &excluded) && pool.any_up(leg, attempts.failed());
         if is_over || is_stranded {
             let rules = LegRules::any(leg, &excluded);
             note_vetoed(decision, &pool.roster(), rules, &[], Moment::now());

@@ -2,15 +2,14 @@
 
 use std::sync::Arc;
 
-use super::{Attention, AttentionKind};
 use splitrail_config::model::{RequestFlow, Role};
 use splitrail_fleet::{ServedModel, Worker};
 use splitrail_policy::Leg;
 use splitrail_settings::natural_order::compare;
 
-/// Prefill workers whose KV no decode worker in service can take, and decode workers that can take that
-/// of no prefill worker.
-pub(super) fn of_pairs(served: &ServedModel) -> Vec<Attention> {
+/// The ids of the prefill workers whose KV no decode worker in service can take, and those of the decode
+/// workers that can take that of no prefill worker; each with what that means.
+pub(super) fn without_partner(served: &ServedModel) -> Vec<(Vec<String>, &'static str)> {
     if !served.config.flows().any(RequestFlow::hands_over) {
         return Vec::new();
     }
@@ -25,15 +24,11 @@ pub(super) fn of_pairs(served: &ServedModel) -> Vec<Attention> {
     };
     let has_taker = |source: &Worker| takers.iter().any(|taker| is_pair(source, taker));
     let has_source = |taker: &Worker| sources.iter().any(|source| is_pair(source, taker));
-    let about = |role, all: &[&Arc<Worker>], has_other: &dyn Fn(&Worker) -> bool, message: &str| {
+    let about = |role, all: &[&Arc<Worker>], has_other: &dyn Fn(&Worker) -> bool, message| {
         let alone = all.iter().filter(|worker| worker.config.role == role && !has_other(worker));
         let mut workers: Vec<_> = alone.map(|worker| worker.id().to_owned()).collect();
         workers.sort_by(|one, other| compare(one, other));
-        let advice = "KV moves only within a transfer group (`transfer_group`, or the pods' label), and \
-                      between engines that store it alike";
-        let found = Attention::new(AttentionKind::NoHandOff, message).advise(advice);
-        let model = Some(served.name().to_owned());
-        (!workers.is_empty()).then_some(Attention { model, workers, ..found })
+        (!workers.is_empty()).then_some((workers, message))
     };
     // Without any worker of the other role, that is what is to be said.
     let prefill = (!takers.is_empty()).then(|| {

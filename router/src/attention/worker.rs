@@ -245,7 +245,7 @@ fn upper_bound(worker: &WorkerFacts) -> Option<String> {
         return Some("prompts are placed by load: its model has no full attention".into());
     }
     let names = groups.join(", ");
-    let message = || format!("overlap is an upper bound: cache groups {names} are not followed");
+    let message = || format!("overlap is not exact: cache groups {names} are not followed");
     (!groups.is_empty()).then(message)
 }
 

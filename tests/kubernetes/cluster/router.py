@@ -102,6 +102,9 @@ class Router:
     def errors(self):
         return int(self.metrics().sum("splitrail_discovery_errors_total"))
 
+    def can_read(self):
+        return self.metrics().sum("splitrail_discovery_successful") == 1
+
     def memory_bytes(self):
         return int(self.metrics().sum("process_resident_memory_bytes"))
 

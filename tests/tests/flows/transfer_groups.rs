@@ -86,7 +86,10 @@ async fn a_prompt_whose_group_loses_its_decode_worker_is_prefilled_in_another(fl
         let leaving = async {
             eventually("a prefill runs", async || busy("p0") || busy("p1")).await;
             let decode = if busy("p0") { "d0" } else { "d1" };
-            drain(&trial, decode).await;
+            let lines = trial.cluster.yaml.lines();
+            let rest = lines.filter(|line| !line.contains(&format!("id: {decode},")));
+            let yaml = rest.map(|line| format!("{line}\n")).collect::<String>();
+            assert_eq!(trial.cluster.reload(&yaml).await.status, 200);
             decode
         };
         tokio::join!(trial.cluster.http.post(COMPLETIONS, &body), leaving)

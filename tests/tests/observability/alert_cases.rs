@@ -106,6 +106,7 @@ pub(crate) const HEALTHY: &[(&str, &str)] = &[
     ("splitrail_unused_hand_offs_total{model=\"m\",outcome=\"fetched\"}", "0+1x90"),
     ("splitrail_unused_hand_offs_total{model=\"m\",outcome=\"stranded\"}", "2+0x90"),
     ("splitrail_discovery_successful{model=\"m\",source=\"s\"}", "1+0x90"),
+    ("splitrail_discovery_errors_total{model=\"m\",source=\"s\"}", "3+0x90"),
     ("splitrail_attach_calls_total{instance=\"r1\",result=\"unauthenticated\"}", ONCE),
     ("splitrail_attach_calls_total{instance=\"r1\",result=\"unavailable\"}", "0+2x90"),
     ("splitrail_worker_parity{model=\"m\",worker=\"p0\",result=\"ok\"}", "1+0x90"),
@@ -403,7 +404,10 @@ pub(crate) const CASES: &[Case] = &[
     ),
     case(
         "SplitrailDiscoveryFails",
-        &[("splitrail_discovery_successful{model=\"m\",source=\"s\"}", "0+0x90")],
+        &[
+            ("splitrail_discovery_successful{model=\"m\",source=\"s\"}", "0+0x90"),
+            ("splitrail_discovery_errors_total{model=\"m\",source=\"s\"}", "0+1x90"),
+        ],
     ),
     case(
         "SplitrailShimsRefused",

@@ -80,7 +80,8 @@ async fn steps_and_hand_offs_are_learned_from_streams() {
         seen[0] += costs["step"]["observations"].as_u64().unwrap();
         seen[1] += costs["hand_off"]["observations"].as_u64().unwrap();
     }
-    assert!(seen[0] == 6 && seen[1] > 0, "{seen:?}");
+    // Each worker forgets its first request if the next ones take less than half as long.
+    assert!((4..=6).contains(&seen[0]) && seen[1] > 0, "{seen:?}");
 }
 
 /// The events of several samples come between each other, and with a hand-off two legs come before

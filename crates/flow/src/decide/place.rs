@@ -294,7 +294,12 @@ pub(crate) fn place(prompt: PromptContext<'_>, rules: LegRules<'_>) -> Result<Pl
         if !choice.decide(&config.policy, candidates, sources, &query, 0) {
             let now = Moment { instant: started, unix_ms: unix_ms() };
             note_vetoed(decision, &roster, rules, candidates, now);
-            let message = format!("model {} has no worker left for {}", config.name, leg.name());
+            let task = match leg {
+                Leg::Prefill => "prefill",
+                Leg::Decode => "decode",
+                Leg::Aggregated => "prefill and decode",
+            };
+            let message = format!("model {} has no worker left to {task}", config.name);
             return Err(Error::new(ErrorKind::NoWorker, message));
         }
         let pick = Pick { roster: &roster, candidates, choice };

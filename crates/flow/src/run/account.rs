@@ -13,7 +13,7 @@ use splitrail_api::error::{Error, ErrorKind};
 use splitrail_api::usage::{MessageStart, lacks_cached_tokens, rewrite};
 use splitrail_fleet::ServedModel;
 use splitrail_fleet::Worker;
-use splitrail_fleet::reply_check::check_reply;
+use splitrail_fleet::reply_check::{check_events, check_reply};
 use splitrail_ledger::decisions::{DecisionHandle, UsageReport};
 use splitrail_ledger::leg::{LegFacts, LegKind};
 use splitrail_ledger::timeline::LegSpan;
@@ -189,6 +189,7 @@ impl Account {
         self.worker.record(Leg::Decode, None);
         if let Some(leg) = self.decision.reply_completed().filter(|_| !self.transcribes) {
             check_reply(&self.metrics, &self.served, &self.worker, &leg, has_usage);
+            check_events(&self.served, &self.worker, &leg);
         }
     }
 

@@ -31,7 +31,7 @@ use splitrail_api::error::{Error, ErrorKind, Fault};
 use splitrail_api::{Endpoint, JsonObject, Parts};
 use splitrail_config::model::{KvPath, OnNoPrefill};
 use splitrail_engine_client::{LegHeaders, RevocableBody, Shape, refusal_event};
-use splitrail_fleet::reply_check::check_reply;
+use splitrail_fleet::reply_check::{check_events, check_reply};
 use splitrail_fleet::{Exclusion, LegLimit, LegReply, LegRequest, LegWait, Pool, Worker};
 use splitrail_ledger::decisions::DecisionHandle;
 use splitrail_ledger::leg::LegKind;
@@ -320,6 +320,7 @@ impl PrefillReply {
         let cached_tokens = self.usage.and_then(|usage| usage.cached_tokens).or(carried);
         if let Some(leg) = decision.prefill_reported(prompt_tokens, cached_tokens) {
             check_reply(&context.metrics, &context.served, worker, &leg, self.usage.is_some());
+            check_events(&context.served, worker, &leg);
         }
     }
 }
