@@ -245,7 +245,8 @@ impl Status {
         if self.config_differs() {
             text.push("warning: the replicas run different configurations".to_owned());
             text.push(
-                "  hint: `splitrail reload` has all of them read their files again".to_owned(),
+                "  hint: compare their files, then `splitrail reload` has all read theirs again"
+                    .to_owned(),
             );
         }
         let found = self.found();

@@ -14,7 +14,8 @@ use splitrail_config::model::Discovery;
 use splitrail_fleet::refused_workers::RefusedOfSource;
 use splitrail_fleet::{ServedModel, Worker};
 use splitrail_settings::natural_order::compare;
-use splitrail_telemetry::metrics::labels_of_zeros;
+use splitrail_telemetry::clock::unix_ms;
+use splitrail_telemetry::metrics::{labels_of_zeros, values_of};
 
 mod pairs;
 mod worker;
@@ -23,7 +24,7 @@ use pairs::without_partner;
 pub use worker::open_breakers;
 use worker::{WorkerFacts, of_worker};
 
-/// How long before its end a key is named.
+/// How long before its end a key or certificate is named.
 const EXPIRES_SOON: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
 /// How long after a request with an expired key this counts as a fault.
@@ -46,6 +47,8 @@ pub enum AttentionKind {
     KeyFileUnusable,
     /// API keys have expired, or will soon.
     KeysExpire,
+    /// The certificate of a listener has expired, or will soon.
+    CertificateExpires,
     /// The router has no keys of an issuer of JSON Web Tokens.
     IssuerWithoutKeys,
     /// A discovery source cannot be read, or found workers that cannot be added.
@@ -72,6 +75,8 @@ pub enum AttentionKind {
     ParityPending,
     /// The canary of a worker gave no clear result.
     ParityUnknown,
+    /// An engine does not offer chats or completions.
+    LacksEndpoint,
     /// A worker takes no part in KV routing for another reason.
     NoKvRouting,
     /// The KV events of a worker do not arrive.
@@ -104,6 +109,7 @@ impl AttentionKind {
                 | Self::NoTokenizer
                 | Self::NoCachedTokens
                 | Self::KeysExpire
+                | Self::CertificateExpires
                 | Self::AdaptersDiffer
         )
     }
@@ -210,6 +216,7 @@ fn of_router(core: &Core) -> Vec<Attention> {
         found.push(Attention::new(Kind::KeyFileUnusable, message).advise(advice));
     }
     found.extend(of_keys(&access));
+    found.extend(of_certificates(core));
     for issuer in labels_of_zeros(&metrics.jwks_keys) {
         let message = format!("auth: there are no keys of issuer {issuer}; its tokens are refused");
         let advice = "the router's log has the cause: check the address or file of `auth[].jwks`";
@@ -256,6 +263,26 @@ fn of_keys(access: &Access) -> Vec<Attention> {
     let refused = refused.map(|attention| Attention { is_note: false, ..attention });
     let others = [about(expired, "have expired"), about(soon, "expire within a week")];
     refused.into_iter().chain(others.into_iter().flatten()).collect()
+}
+
+/// The certificates of listeners that have expired, and those that will soon.
+fn of_certificates(core: &Core) -> Vec<Attention> {
+    let (mut found, now_s) = (Vec::new(), (unix_ms() / 1000) as i64);
+    for (listener, expires_s) in values_of(&core.metrics.certificate_expires) {
+        let left = Duration::from_secs(u64::try_from(expires_s - now_s).unwrap_or(0));
+        if expires_s == 0 || left > EXPIRES_SOON {
+            continue;
+        }
+        let (is_note, when) = match left.is_zero() {
+            true => (false, "has expired: clients that check it refuse it"),
+            false => (true, "expires within a week"),
+        };
+        let message = format!("the certificate of listener {listener} {when}");
+        let attention = Attention::new(AttentionKind::CertificateExpires, message)
+            .advise("put a new one in its place; the router reads the files again by itself");
+        found.push(Attention { is_note, ..attention });
+    }
+    found
 }
 
 /// The refusals because of load, which are one matter for the operator.

@@ -130,7 +130,8 @@ async fn decisions(replica: &Replica, path: &str) -> Result<Vec<Value>, AskError
 fn list(found: &[Value], slowest: bool) -> String {
     if found.is_empty() {
         return "no such request is kept: the last ones are (limits.decisions_kept), and for hours the \
-                slowest, failed and retried ones of each minute"
+                slowest, failed and retried ones of each minute. What is refused before a worker is \
+                chosen is in the access log only"
             .to_owned();
     }
     let titles = [

@@ -70,7 +70,8 @@ impl Refusal {
     }
 }
 
-/// Whether the header begins with the name of a scheme, as in `Bearer KEY`.
+/// Whether the header begins with the name of the scheme, as in `Bearer KEY`.
 fn has_scheme(headers: &HeaderMap) -> bool {
-    headers.get(AUTHORIZATION).is_some_and(|value| value.as_bytes().contains(&b' '))
+    let scheme = headers.get(AUTHORIZATION).and_then(|value| value.as_bytes().get(..7));
+    scheme.is_some_and(|scheme| scheme.eq_ignore_ascii_case(b"bearer "))
 }

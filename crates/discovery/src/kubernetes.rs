@@ -271,7 +271,8 @@ impl PodFollower {
             while let Some(cause) = innermost.source() {
                 innermost = cause;
             }
-            tracing::warn!(source = self.source, error = %innermost, "{what}: the known pods are kept");
+            let error = innermost.to_string();
+            tracing::warn!(source = self.source, error, "{what}: the known pods are kept");
         }
     }
 }

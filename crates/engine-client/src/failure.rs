@@ -66,7 +66,11 @@ pub(super) fn io_cause<'a>(error: &'a (dyn std::error::Error + 'static)) -> Opti
 const RETRY_AFTER_S: u32 = 1;
 
 /// The statuses whose message is passed on to the client, because it tells the client what to change.
-const TOLD_STATUSES: [u16; 4] = [400, 404, 413, 422];
+const TOLD_STATUSES: [u16; 5] = [400, 404, 413, 422, 501];
+
+/// How vLLM's message begins if the model does not serve an endpoint. Other errors with status 501 are about
+/// something in the request.
+const UNSUPPORTED_ENDPOINT: &str = "The model does not support";
 
 /// The error for an engine's error status; `retry_after_s` is its field `retry-after`.
 pub(super) async fn refusal(
@@ -109,6 +113,8 @@ fn rejection(worker: &dyn Engine, refused: Refused<'_>, retry_after_s: Option<u3
                 None => error,
             });
         }
+        (501, Some((message, _)))
+            if is_error_object(body) && !message.starts_with(UNSUPPORTED_ENDPOINT) => {}
         (404 | 405 | 501, _) => {
             let message = format!("the engine does not offer this path (status {status})");
             return Error::new(ErrorKind::EngineLacksPath, message);

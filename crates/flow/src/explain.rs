@@ -223,6 +223,10 @@ impl<'a> Explainer<'a> {
             false => Vec::new(),
         };
         unable.extend(lacking_adapter(served, &unit.body));
+        if endpoint.generates() {
+            let lacking = supporting_workers::lacking_endpoint(served, *endpoint, Instant::now());
+            unable.extend(lacking.unwrap_or_default());
+        }
         let (endpoint, options) = (*endpoint, *options);
         let roster = served.pool.roster();
         Self { served, endpoint, options, unit, roster, missing, unable, explained }

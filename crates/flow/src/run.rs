@@ -52,6 +52,7 @@ use splitrail_ledger::decisions::DecisionHandle;
 use splitrail_policy::Leg;
 use splitrail_transfer::participants::{excluded_from_decode, none_hands_over};
 use splitrail_transfer::staged::PrefillResult;
+use splitrail_workload::endpoint_support::BASIC_ENDPOINTS;
 
 /// Runs a prompt until its reply begins. `position` is the prompt's position among the units of
 /// the request.
@@ -70,7 +71,14 @@ pub async fn run_prompt(
         true => generated(prompt).await,
         false => boxed_future(|| auxiliary::run(prompt)).await,
     };
-    begun.map_err(|error| error_for_client(&context.served, &unit.body, error))
+    begun.map_err(|error| match error.kind() {
+        ErrorKind::EngineLacksPath if BASIC_ENDPOINTS.contains(&context.endpoint) => {
+            let path = context.endpoint.path();
+            let message = format!("the engines do not offer {path}: are their addresses right?");
+            Error::new(ErrorKind::EngineFailed, message)
+        }
+        _ => error_for_client(&context.served, &unit.body, error),
+    })
 }
 
 /// Runs a prompt of an endpoint that generates until its reply begins.

@@ -23,7 +23,7 @@ mod tests;
 mod values;
 
 pub use available::AvailableWorkers;
-pub use declare::{Scope, labels_of_zeros};
+pub use declare::{Scope, labels_of_zeros, values_of};
 pub use definition::{Definition, LabelDefinition, MetricKind};
 pub use scrape::TextFormat;
 

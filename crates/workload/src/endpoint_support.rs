@@ -11,6 +11,9 @@ use splitrail_config::model::BreakerConfig;
 /// again, since it may have been restarted with other options.
 const REMEMBERED: Duration = Duration::from_secs(30);
 
+/// The endpoints that every engine has that generates.
+pub const BASIC_ENDPOINTS: [Endpoint; 2] = [Endpoint::Chat, Endpoint::Completions];
+
 /// The number of endpoints.
 const ENDPOINTS: usize = Endpoint::ALL.len();
 

@@ -3,13 +3,14 @@
 use std::time::Instant;
 
 use super::{Attention, AttentionKind};
+use splitrail_api::Endpoint;
 use splitrail_config::model::Role;
 use splitrail_fleet::Worker;
 use splitrail_fleet::parity::Parity;
 use splitrail_fleet::state::WorkerState;
 use splitrail_policy::Leg;
 use splitrail_policy::learn::Slowdown;
-use splitrail_workload::endpoint_support::TOKENIZER;
+use splitrail_workload::endpoint_support::{BASIC_ENDPOINTS, TOKENIZER};
 
 /// From this factor on an operator should know of a slow worker. Hardware of one fleet differs by less.
 const NOTABLE_SLOWDOWN: f64 = 3.0;
@@ -36,6 +37,8 @@ pub(super) struct WorkerFacts {
     pub(super) index_is_truncated: bool,
     /// Why its part of the index was rebuilt several times within the last minutes.
     pub(super) index_rebuilt_often: Option<&'static str>,
+    /// The paths of chats and completions, if its engine does not offer them.
+    pub(super) missing_paths: Vec<&'static str>,
     /// Whether its engine has refused the last request because it is full.
     pub(super) refuses_because_full: bool,
     /// The share of the engine's KV blocks that is in use, and the requests that wait in the engine.
@@ -74,6 +77,7 @@ impl WorkerFacts {
             events_are_current: worker.events_are_current(),
             index_is_truncated: worker.index_is_truncated(),
             index_rebuilt_often: worker.kv.event_stats.often_rebuilt(now),
+            missing_paths: missing_paths(worker, now),
             refuses_because_full: worker.health.rest.is_full(),
             kv_used_ratio: load.and_then(|load| load.kv_used_ratio),
             engine_waiting: load.and_then(|load| load.waiting),
@@ -87,6 +91,13 @@ impl WorkerFacts {
             unfollowed_cache_groups: worker.kv.event_stats.unfollowed_groups().names().collect(),
         }
     }
+}
+
+/// The paths of chats and completions, if the engine of a worker has said that it lacks them.
+fn missing_paths(worker: &Worker, now: Instant) -> Vec<&'static str> {
+    let support = &worker.engine.endpoint_support;
+    let missing = BASIC_ENDPOINTS.into_iter().filter(|endpoint| support.is_lacking(*endpoint, now));
+    missing.map(Endpoint::path).collect()
 }
 
 /// The legs whose circuit breaker is open, and that of the engine's tokenizer.
@@ -115,6 +126,12 @@ pub(super) fn of_worker(worker: &WorkerFacts) -> Vec<Attention> {
         let message = format!("circuit breaker open: {legs}{}", failure.unwrap_or_default());
         found.push(Attention::new(Kind::BreakerOpen, message));
     }
+    if !worker.missing_paths.is_empty() {
+        let message = format!("its engine does not offer {}", worker.missing_paths.join(" and "));
+        let advice =
+            "is `url` right, is another service on this port, or does a proxy change the path?";
+        found.push(Attention::new(Kind::LacksEndpoint, message).advise(advice));
+    }
     found.extend(kv_routing(worker));
     if worker.tells_blocks && !worker.events_are_current {
         let message = "its KV events do not arrive; its overlap is not used";
@@ -129,8 +146,11 @@ pub(super) fn of_worker(worker: &WorkerFacts) -> Vec<Attention> {
     }
     if let Some(reason) = worker.index_rebuilt_often {
         let message = format!("its index is dropped and built again and again: {reason}");
-        let found_often = Attention::new(Kind::IndexRebuiltOften, message);
-        found.push(found_often.advise(rebuild_advice(reason)));
+        let attention =
+            Attention::new(Kind::IndexRebuiltOften, message).advise(rebuild_advice(reason));
+        // Restarts are over once the events come again.
+        let is_note = reason == "engine_restarted" && worker.events_are_current;
+        found.push(Attention { is_note, ..attention });
     }
     found.extend(performance(worker));
     if !worker.missing_hand_offs.is_empty() {
@@ -323,6 +343,7 @@ mod tests {
             events_are_current: true,
             index_is_truncated: false,
             index_rebuilt_often: None,
+            missing_paths: Vec::new(),
             refuses_because_full: false,
             kv_used_ratio: Some(0.99),
             engine_waiting: Some(0),

@@ -3,7 +3,9 @@
 use splitrail_sim::FaultKind;
 use splitrail_tests::Spec;
 use splitrail_tests::client::{streamed_text, whole_text};
-use splitrail_tests::trial::{CHAT, Reference, Trial, broken_off, chat, either, error_of, prompt};
+use splitrail_tests::trial::{
+    CHAT, COMPLETIONS, Reference, Trial, broken_off, chat, completion, either, error_of, prompt,
+};
 
 fn in_turn(workers: usize, model: &str) -> Spec {
     Spec { policy: "{ kind: round_robin }", model: model.to_owned(), ..Spec::aggregated(workers) }
@@ -79,5 +81,42 @@ async fn a_worker_that_dies_during_the_stream_is_reported() {
     let (chunks, _) = broken_off(&events.rest().await);
     assert_eq!(chunks.len(), 4);
     assert_eq!(trial.counts(["w0", "w1"]), [1, 0]);
+    trial.finish().await;
+}
+
+#[tokio::test]
+async fn what_an_engine_cannot_do_for_one_request_is_told_and_costs_no_worker_its_work() {
+    let mut trial = Trial::start(Spec::aggregated(2)).await;
+    for worker in ["w0", "w1"] {
+        trial.fault(worker, FaultKind::Status { status: 501 }, Some(1));
+    }
+    let refused = trial.post("engine_rejected", COMPLETIONS, &completion(&prompt(4, "a"))).await;
+    assert_eq!(refused.status, 501, "{}", refused.text());
+    trial.cluster.engine("w0").clear_faults();
+    trial.cluster.engine("w1").clear_faults();
+    for salt in ["b", "c", "d"] {
+        trial.post("ok", COMPLETIONS, &completion(&prompt(4, salt))).await;
+    }
+    trial.finish().await;
+}
+
+#[tokio::test]
+async fn engines_that_offer_no_completions_are_named_and_tried_again_if_no_other_is_left() {
+    let mut trial = Trial::start(Spec::aggregated(2)).await;
+    for worker in ["w0", "w1"] {
+        trial.fault(worker, FaultKind::Status { status: 405 }, None);
+    }
+    for salt in ["a", "b"] {
+        let refused = trial.post("engine_failed", COMPLETIONS, &completion(&prompt(4, salt))).await;
+        assert_eq!(refused.status, 502, "{}", refused.text());
+    }
+    let found = trial.cluster.admin.get("/admin/attention").await.json();
+    let found = found["needs_attention"].as_array().unwrap().clone();
+    let lacks = found.iter().find(|one| one["kind"] == "lacks_endpoint").unwrap();
+    assert_eq!(lacks["workers"].to_string(), r#"["w0","w1"]"#);
+    for worker in ["w0", "w1"] {
+        trial.cluster.engine(worker).clear_faults();
+    }
+    trial.post("ok", COMPLETIONS, &completion(&prompt(4, "c"))).await;
     trial.finish().await;
 }

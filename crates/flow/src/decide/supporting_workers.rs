@@ -8,12 +8,15 @@ use splitrail_api::error::{Error, ErrorKind};
 use splitrail_fleet::{Exclusion, Pool, ServedModel, Worker, excluded};
 use splitrail_ledger::veto::VetoReason;
 use splitrail_policy::Leg;
-use splitrail_workload::endpoint_support::TOKENIZER;
+use splitrail_workload::endpoint_support::{BASIC_ENDPOINTS, TOKENIZER};
 
 /// Exclusions for the workers whose engines lack an endpoint.
 ///
+/// Every engine that generates has chats and completions. So if all lack them, they may have said it of one
+/// request, or have been repaired, and none is excluded.
+///
 /// # Errors
-/// If all workers that are up lack the endpoint.
+/// If all workers that are up lack another endpoint.
 pub(crate) fn lacking_endpoint(
     served: &ServedModel,
     endpoint: Endpoint,
@@ -24,8 +27,12 @@ pub(crate) fn lacking_endpoint(
     let lacking = roster.iter().filter(|worker| lacks(worker));
     let lacking = lacking.map(|worker| Exclusion::new(worker.index, VetoReason::LacksEndpoint));
     let lacking: Vec<Exclusion> = lacking.collect();
-    let may_have = |worker: &Arc<Worker>| worker.is_up() && !lacks(worker);
+    let replies = |worker: &Worker| !endpoint.generates() || worker.serves(Leg::Decode);
+    let may_have = |worker: &Arc<Worker>| worker.is_up() && replies(worker) && !lacks(worker);
     if !lacking.is_empty() && !roster.iter().any(may_have) {
+        if BASIC_ENDPOINTS.contains(&endpoint) {
+            return Ok(Vec::new());
+        }
         let message = format!("no worker of model {} offers {}", served.name(), endpoint.path());
         return Err(Error::new(ErrorKind::NotOffered, message));
     }

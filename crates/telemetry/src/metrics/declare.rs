@@ -3,7 +3,7 @@
 
 use prometheus::IntGaugeVec;
 use prometheus::core::{Collector, MetricVec, MetricVecBuilder};
-use prometheus::proto::MetricFamily;
+use prometheus::proto::{Metric, MetricFamily};
 
 use super::{Definition, LabelDefinition, MetricKind, Metrics};
 
@@ -163,14 +163,21 @@ impl Metrics {
     }
 }
 
-/// The last label of each series of a gauge that is 0; empty for a gauge without labels.
-pub fn labels_of_zeros(gauge: &IntGaugeVec) -> Vec<String> {
+/// The last label and the value of each series of a gauge; the label is empty for a gauge without labels.
+pub fn values_of(gauge: &IntGaugeVec) -> Vec<(String, i64)> {
     let all = gauge.collect();
     let series = all.iter().flat_map(|family| family.get_metric());
-    let zeros = series.filter(|series| series.get_gauge().get_value() == 0.0);
-    zeros
-        .map(|series| series.get_label().last().map_or("", |pair| pair.value()).to_owned())
-        .collect()
+    let value = |series: &Metric| {
+        let label = series.get_label().last().map_or("", |pair| pair.value());
+        (label.to_owned(), series.get_gauge().get_value() as i64)
+    };
+    series.map(value).collect()
+}
+
+/// The last label of each series of a gauge that is 0.
+pub fn labels_of_zeros(gauge: &IntGaugeVec) -> Vec<String> {
+    let zeros = values_of(gauge).into_iter().filter(|(_, value)| *value == 0);
+    zeros.map(|(label, _)| label).collect()
 }
 
 /// Removes the series of a metric that have these labels, if the metric has them.
