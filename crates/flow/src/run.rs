@@ -236,33 +236,15 @@ async fn run_reply_leg(
     let PromptContext { context, unit, decision, .. } = prompt;
     let pool = &context.served.pool;
     let mut excluded = attempts.failed().to_vec();
-    if let Some(prefilled) = &staged {
-        excluded.extend(excluded_from_decode(&context.served, &prefilled.worker));
-        let left = prefilled.lease().map(|lease| lease.left(tokio::time::Instant::now()));
-        let late = left.map(|left| pool.workers_too_late(left, Instant::now())).unwrap_or_default();
-        // If all are predicted to be late, a new prefill would be late as well, and one may be in time.
-        if pool.any_up(leg, &[&excluded[..], &late].concat()) {
-            excluded.extend(&late);
-        }
-        let is_over = left.is_some_and(|left| left.is_zero());
-        // Those that could take the hand-off have left, and others can take another worker's.
-        let is_stranded = !pool.any_left(leg, &excluded) && pool.any_up(leg, attempts.failed());
-        if is_over || is_stranded {
-            let rules = LegRules::any(leg, &excluded);
-            note_vetoed(decision, &pool.roster(), rules, &[], Moment::now());
-            let prefill = Arc::clone(&prefilled.worker);
-            let (kind, when) = match is_over {
-                true => (ErrorKind::LeaseExpired, "in time"),
-                false => (ErrorKind::NoWorker, "any more"),
-            };
-            let message =
-                format!("no decode worker can take worker {}'s hand-off {when}", prefill.id());
-            let error = Error::new(kind, message);
-            decision.enter(|entry| entry.discard(error.outcome()));
-            attempts.retry(context, &prefill, error)?;
-            *staged = None;
-            return Ok(None);
-        }
+    if let Some(prefilled) = &staged
+        && let Some(error) = exclude_for_hand_off(context, prefilled, leg, attempts, &mut excluded)
+    {
+        let rules = LegRules::any(leg, &excluded);
+        note_vetoed(decision, &pool.roster(), rules, &[], Moment::now());
+        decision.enter(|entry| entry.discard(error.outcome()));
+        attempts.retry(context, &prefilled.worker, error)?;
+        *staged = None;
+        return Ok(None);
     }
     let rules = match &staged {
         Some(prefilled) => LegRules::decode(&prefilled.worker, &excluded),
@@ -311,6 +293,36 @@ async fn run_reply_leg(
         }
     }
     conclude(context, attempts, leg, &placed.worker, generated)
+}
+
+/// Excludes the workers that cannot take a hand-off, and those that may be late for it if another one is
+/// up. Returns why it cannot be used any more, if it cannot.
+fn exclude_for_hand_off(
+    context: &Context,
+    prefilled: &PrefillResult,
+    leg: Leg,
+    attempts: &DecodeAttempts,
+    excluded: &mut Vec<Exclusion>,
+) -> Option<Error> {
+    let (pool, prefill) = (&context.served.pool, &prefilled.worker);
+    excluded.extend(excluded_from_decode(&context.served, prefill));
+    let left = prefilled.lease().map(|lease| lease.left(tokio::time::Instant::now()));
+    let late = left.map(|left| pool.workers_too_late(left, Instant::now())).unwrap_or_default();
+    // If all are predicted to be late, a new prefill would be late as well, and one may be in time.
+    if pool.any_up(leg, &[&excluded[..], &late].concat()) {
+        excluded.extend(&late);
+    }
+    let because = |kind, when| {
+        let message =
+            format!("no decode worker can take worker {}'s hand-off {when}", prefill.id());
+        Some(Error::new(kind, message))
+    };
+    if left.is_some_and(|left| left.is_zero()) {
+        return because(ErrorKind::LeaseExpired, "in time");
+    }
+    // Those that could take the hand-off have left, and others can take another worker's.
+    let is_stranded = !pool.any_left(leg, excluded) && pool.any_up(leg, attempts.failed());
+    is_stranded.then(|| because(ErrorKind::NoWorker, "any more")).flatten()
 }
 
 /// Records how a decode leg has fared with the hand-off of a prefill worker. Returns whether it has failed:
