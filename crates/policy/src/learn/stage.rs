@@ -37,11 +37,13 @@ impl<const N: usize> Stage<N> {
     pub(super) fn observe(&mut self, now_ns: u64, parts: [f64; N], seconds: f64) {
         let trust = self.trust(now_ns);
         let mut faded = self.fit.clone();
-        // Engines compile something for their first requests.
+        // Engines compile something for their first requests, and one may be much faster than the usual one.
         let has_settled = self.fit.evidence().observations >= COMPARABLE_AFTER;
-        let was_first = !has_settled && 2.0 * seconds < self.fit.predict(parts);
-        if !self.is_observed() || was_first {
+        if !self.is_observed() {
             faded = Fit::starting_at(self.usual);
+        } else if !has_settled && 2.0 * seconds < self.fit.predict(parts) {
+            let ratio = seconds / Fit::starting_at(self.usual).predict(parts);
+            faded = Fit::starting_at(self.usual.map(|scale| scale * ratio));
         } else if trust < 1.0 {
             faded.fade(trust, &self.usual);
         }

@@ -97,6 +97,22 @@ fn the_first_requests_of_engines_that_compile_for_them_say_nothing_of_later_ones
 }
 
 #[test]
+fn a_worker_that_is_much_faster_than_the_usual_one_is_known_after_three_requests() {
+    let prior = Coefficients::default();
+    let mut workers = [Learner::new(prior), Learner::new(prior)];
+    teach(&mut workers[0], &slower(&prior, 40.0), 1, 5, 0.0);
+    compare(&mut workers);
+    let seconds = 0.5 * prior.prefill_seconds(200, 0);
+    for i in 0..3 {
+        workers[1].prefill(i * SECOND, 200, 0, seconds);
+        compare(&mut workers);
+    }
+    let [slow, fast] =
+        workers.map(|worker| worker.coefficients(5 * SECOND).prefill_seconds(200, 0));
+    assert!((fast / seconds - 1.0).abs() < 0.1 && slow > 5.0 * fast, "{slow} {fast} {seconds}");
+}
+
+#[test]
 fn one_stall_moves_a_settled_estimate_by_less_than_a_tenth() {
     let truth = Coefficients::default();
     let mut learner = Learner::new(truth);

@@ -36,8 +36,8 @@ async fn a_slow_prefill_worker_is_found_by_its_legs_and_its_costs() {
     .await;
     let costs = |worker: &serde_json::Value| worker["costs"].as_f64().unwrap_or(0.0);
     let slow = walk.worker(3, "p0", |worker| costs(worker) > 1_000.0).await;
-    let fast = walk.worker(3, "p1", |worker| costs(worker) > 0.0).await;
-    assert!(costs(&slow) > 3.0 * costs(&fast), "{slow}, {fast}");
+    // Until its second request, a worker is expected to be like the usual one.
+    walk.worker(3, "p1", |worker| 3.0 * costs(worker) < costs(&slow)).await;
     walk.fires(&["SplitrailWorkerSlow"]).await;
 }
 
