@@ -112,7 +112,7 @@ async fn a_prompt_whose_group_loses_its_decode_worker_is_prefilled_in_another_in
     a_prompt_whose_group_loses_its_decode_worker_is_prefilled_in_another("decode_first").await;
 }
 
-/// Only the prefill workers are of a group, so that nobody takes what they hand over.
+/// Only the prefill workers are of a transfer group, so that no decode worker can take their KV.
 #[tokio::test]
 async fn prefill_workers_of_which_nobody_can_take_kv_are_named_and_do_not_count() {
     let model = "on_no_prefill: fail".to_owned();
