@@ -387,8 +387,8 @@ fn of_workers(served: &ServedModel) -> Vec<Attention> {
             // Causes name the worker, whom the group names already.
             found.message = found.message.replace(&format!("worker {} ", worker.id()), "");
             let is_alike = |group: &&mut Attention| {
-                (group.kind, &group.message, &group.advice)
-                    == (found.kind, &found.message, &found.advice)
+                (group.kind, group.is_note, &group.message, &group.advice)
+                    == (found.kind, found.is_note, &found.message, &found.advice)
             };
             match groups.iter_mut().find(is_alike) {
                 Some(group) => group.workers.push(worker.id().to_owned()),

@@ -241,8 +241,8 @@ metrics! {
     /// Errors of a discovery source.
     discovery_errors: IntCounterVec("discovery_errors_total"; "model", "source");
     /// Workers that can take a leg now: not down, ejected or draining, and their breaker lets a
-    /// request through; of prefill workers, those whose KV a decode worker can take. `decode` stands for all legs that generate; `prefill` exists if a flow of
-    /// the model has it.
+    /// request through; of prefill workers, those whose KV a decode worker can take. `decode` stands
+    /// for all legs that generate; `prefill` exists if a flow of the model has it.
     available_workers: IntGaugeVec("available_workers"; "model", "leg" in LEGS);
     /// Whether the worker answered the last probe: 0 or 1.
     worker_up: IntGaugeVec("worker_up"; "model", "worker", "role" in ROLES);
